@@ -261,7 +261,7 @@ class Bench:
         """The name of the card in raypipe's table; None if it is not listed."""
         if self.machine.rehearsal:
             return REHEARSAL_CARD
-        found = data_sheets.of_device(self.machine.device, self.machine.memory_bytes)
+        found = data_sheets.of_device(self.machine.device, self.machine.memory_bytes or 0)
         return None if found is None else found.name
 
     def overrides(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,22 +85,14 @@ def resolve(name: str, known: Mapping[str, Card]) -> Card:
     raise ConfigError(f"--card {name}: several cards have this name: {', '.join(names)}; give one")
 
 
-def of_device(device_name: str, memory_bytes: int | None = None) -> Card | None:
+def of_device(device_name: str, memory_bytes: int) -> Card | None:
     """Return the card of a name that NVML and torch report; None for an unlisted one.
 
     Of several with the same name, it is the one whose memory is nearest. A variant with another
     peak (laptop, a slice by MIG or vGPU) is unlisted.
     """
-    words = re.split(r"[\s-]+", device_name.lower())
-    name = " ".join(word for word in words if word not in _BRANDS)
-    found = [c for c in cards().values() if re.fullmatch(re.escape(c.reports) + _NO_MATTER, name)]
-    if not found:
-        return None
-    kinds = [kind for kind in ("sxm", "pcie") if kind in name]
-    connected = [c for c in found if any(kind in c.name.lower() for kind in kinds)] or found
-    said = re.search(r"\b(\d+)gb?\b", name)
-    size = memory_bytes or (int(said[1]) * 2**30 if said else found[0].memory_bytes)
-    return min(connected, key=lambda card: abs(card.memory_bytes - size))
+    found = _named(device_name)
+    return min(found, key=lambda card: abs(card.memory_bytes - memory_bytes), default=None)
 
 
 def peak_flops(device_name: str, precision: Precision) -> float | None:
@@ -109,8 +101,17 @@ def peak_flops(device_name: str, precision: Precision) -> float | None:
     None for an unlisted card, a variant with a different peak (laptop, a slice by MIG or vGPU), a
     precision that the card does not support, and the CPU.
     """
-    card = of_device(device_name)
-    return None if card is None else card.peaks.get(precision)
+    # cards of the same name have the same peaks
+    return next((card.peaks.get(precision) for card in _named(device_name)), None)
+
+
+def _named(device_name: str) -> list[Card]:
+    """Return the cards of a reported name, which may differ in memory."""
+    words = re.split(r"[\s-]+", device_name.lower())
+    name = " ".join(word for word in words if word not in _BRANDS)
+    found = [c for c in cards().values() if re.fullmatch(re.escape(c.reports) + _NO_MATTER, name)]
+    kinds = [kind for kind in ("sxm", "pcie") if kind in name]
+    return [c for c in found if any(kind in c.name.lower() for kind in kinds)] or found
 
 
 def _words(name: str) -> frozenset[str]:
@@ -120,5 +121,5 @@ def _words(name: str) -> frozenset[str]:
 
 
 def _model(words: Iterable[str]) -> frozenset[str]:
-    """Return the words without memory sizes, which are numbers of less than four digits."""
-    return frozenset(word for word in words if not word.isdecimal() or len(word) > 3)
+    """Return the words without numbers, such as memory sizes."""
+    return frozenset(word for word in words if not word.isdecimal())
