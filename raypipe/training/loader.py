@@ -26,7 +26,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count, cycle, islice
 from typing import Any
 
@@ -59,7 +59,7 @@ def batches(
     settings: TrainStageSettings,
     plan: BatchPlan,
     worker: Worker,
-    first_step: int = 0,
+    first_step: int,
     *,
     measured: bool = False,
 ) -> Generator[Any, None, None]:
@@ -87,8 +87,7 @@ def batches(
         order = _order(task, dataset, phases[0].samples, seed, measured=measured)
         fetch = _Indexed(dataset, collate, order)
     walk = positions(phases, plan.micro_batch, worker, first_step)
-    draws = (seed * 1_000_003 + first_step) * 4096 + worker.rank
-    return _loaded(fetch, walk, settings.loader, worker.device, draws)
+    return _loaded(fetch, walk, settings.loader, worker, [seed, first_step])
 
 
 def eval_batches(
@@ -117,14 +116,13 @@ def eval_batches(
     fetch = _Indexed(dataset, task.collate() or default_collate, lambda _: range(length))
     walk = (part or range(1) for part in parts)
     own = settings.model_copy(update={"workers": min(settings.workers, len(parts))})
-    loaded = _loaded(fetch, walk, own, worker.device, worker.rank)
-    with closing(loaded):
+    with closing(_loaded(fetch, walk, own, worker, [])) as loaded:
         for part, batch in zip(parts, loaded, strict=True):
             yield batch, bool(part)
 
 
 def positions(
-    phases: Sequence[Phase], micro_batch: int, worker: Worker, first_step: int = 0
+    phases: Sequence[Phase], micro_batch: int, worker: Worker, first_step: int
 ) -> Iterator[range]:
     """Yield the positions in the data that one worker takes, a range per micro-batch.
 
@@ -153,11 +151,10 @@ def similar_lengths(lengths: Tensor, step: int, seed: int, epoch: int) -> Tensor
     order = torch.randperm(samples, generator=generator)
     begun = min(-epoch * samples % step, samples)  # they complete a step of the previous epoch
     steps = (samples - begun) // step
-    if steps:
-        whole = order[begun : begun + steps * step]
-        windows = [part[lengths[part].argsort(stable=True)] for part in whole.split(_WINDOW * step)]
-        mixed = torch.cat(windows).view(steps, step)[torch.randperm(steps, generator=generator)]
-        order[begun : begun + steps * step] = mixed.flatten()
+    whole = order[begun : begun + steps * step]
+    windows = [part[lengths[part].argsort(stable=True)] for part in whole.split(_WINDOW * step)]
+    mixed = torch.cat(windows).view(steps, step)[torch.randperm(steps, generator=generator)]
+    whole.copy_(mixed.flatten())
     return order
 
 
@@ -186,17 +183,14 @@ class _Indexed:
     """Batches of a map-style dataset in an order."""
 
     def __init__(self, dataset: Dataset[Any], collate: Callable[..., Any], order: Order) -> None:
-        self._dataset, self._collate, self._order = dataset, collate, order
-        self._length = _length(dataset)
-        self._epoch, self._indices = 0, order(0)
+        self._dataset, self._collate, self._length = dataset, collate, _length(dataset)
+        self._order = lru_cache(maxsize=1)(order)
 
     def __call__(self, positions: range) -> Any:
         indices: list[int] = []
         while positions:
             epoch, first = divmod(positions.start, self._length)
-            if epoch != self._epoch:
-                self._epoch, self._indices = epoch, self._order(epoch)
-            part = self._indices[first : min(first + len(positions), self._length)]
+            part = self._order(epoch)[first : first + len(positions)]
             indices += part if isinstance(part, range) else part.tolist()
             positions = positions[len(part) :]
         if hasattr(self._dataset, "__getitems__"):  # many samples at once, as for the DataLoader
@@ -240,17 +234,20 @@ def _order(
 
 
 def _loaded(
-    fetch: Fetch, walk: Iterable[range], settings: LoaderSettings, device: torch.device, draws: int
+    fetch: Fetch, walk: Iterable[range], settings: LoaderSettings, worker: Worker, draws: list[int]
 ) -> Generator[Any, None, None]:
-    """Yield the batches at the positions of a walk, on the device."""
-    processes = settings.workers
+    """Yield the batches at the positions of a walk, on the device of the worker.
+
+    What the samples draw in a loader process depends on ``draws``, the worker and the process.
+    """
+    processes, device = settings.workers, worker.device
     pin = settings.pin_memory is not False and device.type == "cuda"
     if not processes:
         yield from (to_device(fetch(part), device, pin=pin) for part in walk)
         return
     fork = multiprocessing.get_context("fork")
     pools = [
-        ProcessPoolExecutor(1, fork, _in_loader_process, (fetch, draws + number))
+        ProcessPoolExecutor(1, fork, _in_loader_process, (fetch, [*draws, worker.rank, number]))
         for number in range(processes)
     ]
     queued: deque[Future[Any]] = deque()
@@ -271,7 +268,7 @@ def _loaded(
 _process_fetch: Fetch
 
 
-def _in_loader_process(fetch: Fetch, seed: int) -> None:
+def _in_loader_process(fetch: Fetch, draws: Sequence[int]) -> None:
     """Prepare a loader process, which fetches with one thread."""
     global _process_fetch
     _process_fetch = fetch
@@ -280,9 +277,10 @@ def _in_loader_process(fetch: Fetch, seed: int) -> None:
     process_tree.end_with_parent()
     threadpool_limits(limits=1)
     torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the generator that a dataset may draw from
+    (seed,) = np.random.SeedSequence(draws).generate_state(1)
+    torch.manual_seed(int(seed))
+    random.seed(int(seed))
+    np.random.seed(seed)  # noqa: NPY002 - the generator that a dataset may draw from
 
 
 def _fetched(part: range) -> Any:
@@ -291,7 +289,7 @@ def _fetched(part: range) -> Any:
 
 def _length(dataset: Dataset[Any]) -> int:
     length: int = len(dataset)  # type: ignore[arg-type]
-    if length < 1:
+    if not length:
         raise ValueError(f"the dataset {type(dataset).__name__} has no samples")
     return length
 

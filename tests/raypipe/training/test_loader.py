@@ -198,7 +198,6 @@ def test_an_empty_dataset_is_refused(processes: int) -> None:
         next(load(numbers("stream", 0), phases, 1, processes=processes))
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize(
     "task",
     [
@@ -352,7 +351,7 @@ def test_batches_of_any_shape_reach_the_device() -> None:
 def test_batches_for_a_gpu_are_page_locked(device, wanted, pin, monkeypatch) -> None:
     monkeypatch.setattr(loader, "to_device", lambda batch, device, *, pin: pin)
     given = LoaderSettings(pin_memory=wanted)
-    assert [*loader._loaded(list, [range(1)], given, torch.device(device), 0)] == [pin]
+    assert [*loader._loaded(list, [range(1)], given, Worker(0, torch.device(device)), [])] == [pin]
 
 
 @given(samples=st.integers(20, 100), step=st.integers(2, 9), seed=st.integers(0, 99))
