@@ -15,6 +15,11 @@ DEFAULT_EFFECTIVE_BATCH = 32
 _PRECEDENCE = ("effective_batch", "micro_batch", "accumulation")
 
 
+def ceil_div(dividend: int, divisor: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-dividend // divisor)
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     """Split of a step's samples into micro-batches and workers."""
@@ -29,21 +34,22 @@ class BatchPlan:
 
         The micro-batch becomes the next lower divisor, at most half. None at 1.
         """
-        if self.micro_batch == 1:
-            return None
         product = self.micro_batch * self.accumulation
-        micro = max(size for size in range(1, self.micro_batch // 2 + 1) if product % size == 0)
-        largest_share = -(-self.effective_batch // self.workers)
-        return replace(self, micro_batch=micro, accumulation=-(-largest_share // micro))
+        sizes = range(self.micro_batch // 2, 0, -1)
+        micro = next((size for size in sizes if product % size == 0), None)
+        if micro is None:
+            return None
+        largest_share = ceil_div(self.effective_batch, self.workers)
+        return replace(self, micro_batch=micro, accumulation=ceil_div(largest_share, micro))
 
     def for_workers(self, workers: int) -> BatchPlan:
         """Return the plan with the same effective batch for another number of workers.
 
         The accumulation steps make up for the difference.
         """
-        most = -(-self.effective_batch // workers)
+        most = ceil_div(self.effective_batch, workers)
         micro = min(self.micro_batch, most)
-        return BatchPlan(micro, -(-most // micro), self.effective_batch, workers)
+        return BatchPlan(micro, ceil_div(most, micro), self.effective_batch, workers)
 
 
 class BatchConflict(ConfigError):  # noqa: N818 - the name says that it is an error
@@ -95,10 +101,10 @@ def _consistent(sizes: Mapping[str, int], workers: int) -> bool:
     effective = sizes["effective_batch"]
     if effective < workers:
         return False
-    most = -(-effective // workers)
+    most = ceil_div(effective, workers)
     micro, accumulation = sizes.get("micro_batch"), sizes.get("accumulation")
     if micro is not None and accumulation is not None:
-        return micro <= most and accumulation == -(-most // micro)
+        return micro <= most and accumulation == ceil_div(most, micro)
     return (micro or accumulation or 1) <= most
 
 
@@ -110,10 +116,10 @@ def _complete(sizes: Mapping[str, int], workers: int) -> BatchPlan:
         return BatchPlan(micro, accumulation, micro * accumulation * workers, workers)
     if effective is None:
         effective = max(DEFAULT_EFFECTIVE_BATCH, (accumulation or 1) * workers)
-    most = -(-effective // workers)
+    most = ceil_div(effective, workers)
     if micro is None:
-        micro = -(-most // (accumulation or 1))
-    return BatchPlan(micro, -(-most // micro), effective, workers)
+        micro = ceil_div(most, accumulation or 1)
+    return BatchPlan(micro, ceil_div(most, micro), effective, workers)
 
 
 def share(samples: int, workers: int, rank: int) -> range:
@@ -131,7 +137,6 @@ def micro_batches(samples: int, workers: int, rank: int, micro_batch: int) -> li
     micro-batch of a smaller share is empty.
     """
     mine = share(samples, workers, rank)
-    largest = -(-samples // workers)
-    runs = -(-largest // micro_batch)
+    runs = ceil_div(ceil_div(samples, workers), micro_batch)
     cuts = [share(len(mine), runs, number) for number in range(runs)]
     return [mine[cut.start : cut.stop] for cut in cuts]

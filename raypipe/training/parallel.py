@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from raypipe.training.batching import ceil_div
 from raypipe.training.settings import TrainStageSettings
 
 
@@ -119,9 +120,9 @@ def own_rows(tensor: Tensor) -> Any:
     """Return the index of the rows that this worker holds: FSDP cuts as torch.chunk."""
     if not isinstance(tensor, DTensor):
         return ...
-    each = -(-len(tensor) // tensor.device_mesh.size())
-    start = min(each * tensor.device_mesh.get_local_rank(), len(tensor))
-    return slice(start, min(start + each, len(tensor)))
+    each = ceil_div(len(tensor), tensor.device_mesh.size())
+    start = each * tensor.device_mesh.get_local_rank()
+    return slice(start, start + each)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -91,23 +91,22 @@ def _smaller(job: TrainingJob, error: UnitError) -> tuple[TrainingJob, str] | No
     """Return the job with the next lower memory need and a description; None if there is none."""
     limit = error.limit
     if limit is not None and limit.where == "evaluation":
-        if limit.size == 1:
-            return None
         size = limit.size // 2
-        return replace(job, eval_batch=size), f"again with evaluation batch {size}"
+        change = replace(job, eval_batch=size), f"again with evaluation batch {size}"
+        return change if size else None
     plan: BatchPlan | None = job.plan.halved()
     # a phase with fewer samples has smaller micro-batches: halve until these shrink, too
-    while plan is not None and limit is not None and plan.micro_batch >= limit.size > 1:
+    while plan is not None and limit is not None and plan.micro_batch >= limit.size:
         plan = plan.halved()
-    if plan is not None and (limit is None or limit.size > 1):
+    if plan is not None:
         what = f"again with micro-batch {plan.micro_batch} x accumulation {plan.accumulation}"
         return replace(job, plan=plan), what
     for step in job.settings.on_oom:
-        change: tuple[TrainingJob, str] | None = None
-        if step != "shorten":
-            change = _changed(job, *_CHANGES[step], f"again with {step}")
-        elif shorter := job.task.shortened():
-            change = replace(job, task=shorter[0]), f"again with {shorter[1]}"
-        if change is not None:
-            return change
+        if step == "shorten":
+            shorter = job.task.shortened()
+            lower = shorter and (replace(job, task=shorter[0]), f"again with {shorter[1]}")
+        else:
+            lower = _changed(job, *_CHANGES[step], f"again with {step}")
+        if lower is not None:
+            return lower
     return None

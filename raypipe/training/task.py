@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from raypipe.training import optimizer
+from raypipe.training.batching import ceil_div
 from raypipe.training.job import JobTask
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings
@@ -80,7 +82,7 @@ class SampleIds(Dataset[int]):
     """
 
     def __len__(self) -> int:
-        return 2**62
+        return sys.maxsize
 
     def __getitem__(self, index: int) -> int:
         return index
@@ -151,7 +153,7 @@ class TrainTask(JobTask, ABC):
                     f"training.epochs: the dataset is a stream ({type(dataset).__name__}), whose "
                     "length is not known; give training.steps instead"
                 )
-            steps = -(-len(dataset) * training.length // effective_batch)
+            steps = ceil_div(len(dataset) * training.length, effective_batch)
         return [Phase("train", steps, effective_batch, training.learning_rate)]
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:

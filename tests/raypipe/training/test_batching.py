@@ -7,14 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from raypipe.training.batching import (
-    KEYS,
-    BatchConflict,
-    BatchPlan,
-    micro_batches,
-    resolve,
-    share,
-)  # fmt: skip
+from raypipe.training.batching import KEYS, BatchConflict, BatchPlan, micro_batches, resolve, share
 from tests import scenario
 
 size = st.integers(1, 40)

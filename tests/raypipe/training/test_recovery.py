@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import nn
 
 from raypipe.errors import BatchLimit, FailureKind, UnitError
 from raypipe.launch.inline import InlineLauncher
-from raypipe.training.failure_kinds import LOADER_DIED, expandable_segments, failure_kind
+from raypipe.training import failure_kinds
 from raypipe.training.job import TrainingJob
 from raypipe.training.recovery import train_to_the_end
 from raypipe.training.task import Loss, StepContext, TrainTask
@@ -112,7 +113,7 @@ def test_an_evaluation_that_does_not_fit_shrinks_alone(tmp_path: Path) -> None:
 ERRORS: list[tuple[FailureKind, Exception]] = [
     ("out_of_memory", torch.OutOfMemoryError("x")),
     ("host_out_of_memory", MemoryError()),
-    ("worker_died", RuntimeError(LOADER_DIED)),
+    ("worker_died", RuntimeError(failure_kinds.LOADER_DIED)),
     ("invalid_value", FloatingPointError("the loss is nan")),
     ("error", ValueError("bad")),
     *((kind, RuntimeError(text)) for kind, texts in CASES["kinds"].items() for text in texts),
@@ -121,7 +122,10 @@ ERRORS: list[tuple[FailureKind, Exception]] = [
 
 @pytest.mark.parametrize(("kind", "error"), ERRORS)
 def test_kinds_of_failure(kind: FailureKind, error: Exception) -> None:
-    assert failure_kind(error) == kind
+    failure = failure_kinds.unit_error("fit", error)
+    named, hung = f"{type(error).__name__}: {error}", f"{failure_kinds._HUNG}: {error}"
+    text = {"error": named, "worker_hung": hung}.get(kind, str(error))
+    assert (failure.kind, failure.message) == (kind, text)
 
 
 @pytest.mark.parametrize(("text", "full", "empty"), CASES["unclear"])
@@ -129,27 +133,28 @@ def test_a_full_card_decides_what_an_unclear_message_means(
     text: str, full: FailureKind, empty: FailureKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    for free, kind in ((2**20, full), (2**33, empty)):
+    for free, kind in ((2**29 - 1, full), (2**29, empty)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 2**34))
-        assert failure_kind(RuntimeError(text)) == kind
+        assert failure_kinds.failure_kind(RuntimeError(text)) == kind
 
 
 def test_page_locked_memory_is_the_hosts() -> None:
-    def pin_memory() -> None:
+    def allocate() -> None:
         raise RuntimeError("CUDA error: out of memory")
+
+    def pin_memory() -> None:
+        allocate()
 
     with pytest.raises(RuntimeError) as caught:
         pin_memory()
-    assert failure_kind(caught.value) == "host_out_of_memory"
+    assert failure_kinds.failure_kind(caught.value) == "host_out_of_memory"
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_segments_expand_unless_the_user_has_configured_the_allocator(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for each in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.setenv(each, "")  # restored after the test
-        monkeypatch.delenv(each)
-    assert expandable_segments()[name] == "expandable_segments:True"
+    monkeypatch.setattr(os, "environ", {})
+    assert failure_kinds.expandable_segments()[name] == "expandable_segments:True"
     monkeypatch.setenv(name, "max_split_size_mb:128")
-    assert expandable_segments() == {}
+    assert failure_kinds.expandable_segments() == {}
