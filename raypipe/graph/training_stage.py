@@ -20,19 +20,18 @@ from raypipe.graph.stored_results import CONTINUED, all_stored, is_continued
 from raypipe.graph.unit_logs import Failure, brief
 from raypipe.hardware import bytes_text
 from raypipe.redaction import without_credentials
+from raypipe.report.formatting import counted
 from raypipe.report.results import monitors_of, training_measures
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import ExternalTask, JobTask, TrainingJob
-from raypipe.training.settings import TrainStageSettings, automatic_workers, cpus_of_a_worker
+from raypipe.training.settings import TrainStageSettings, automatic_workers
 from raypipe.training.weights import find
 
 log = logging.getLogger(__name__)
 #: name of the stage that reports the hardware
 HARDWARE = "hardware"
-#: share of a step spent waiting for data below which nothing is said
-_LEAST_WAIT = 0.01
 #: held-out measures on the line of a training
 _MOST_MEASURES = 2
 
@@ -125,7 +124,7 @@ def train(context: StageContext, unit: Unit, training: Training) -> None:
         context.ledger.put_tables(context.records([unit], CONTINUED))
     resumed = context.run_dir.list(context.run_dir.checkpoints(unit.key))
     context.resumed = bool(resumed)
-    trial = 0 if resumed else min(settings.memory_trial, job.steps)
+    trial = min(settings.memory_trial, job.steps)
 
     measures: dict[str, float] = {}
     monitor = settings.training.monitor
@@ -155,7 +154,7 @@ def train(context: StageContext, unit: Unit, training: Training) -> None:
 
         return context.session.launcher.train(job, report, started)
 
-    if trial:
+    if trial and not resumed:
         asked = replace(job, measured=True, until=trial)
         tried, outcome = train_to_the_end(asked, launch, on_failure)
         peak = outcome.get("gpu_peak_bytes") or outcome["host_peak_bytes"]
@@ -169,8 +168,8 @@ def train(context: StageContext, unit: Unit, training: Training) -> None:
     context.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
     context.record_trial(job, "succeeded", outcome)
     context.result = _result(context, outcome)
-    if (waited := outcome.get("loader_wait_share") or 0.0) >= _LEAST_WAIT:
-        context.say(f"waiting for data: {100 * waited:.0f} % of the step")
+    if percent := round(100 * (outcome.get("loader_wait_share") or 0)):
+        context.say(f"waiting for data: {percent} % of the step")
     context.finish(unit)
     if not ((keep := job.settings.training.keep_state) and isinstance(job.task, ExternalTask)):
         CheckpointStore(context.run_dir, unit.key).prune(int(keep))
@@ -226,9 +225,8 @@ def with_cpus(context: StageContext, job: TrainingJob) -> TrainingJob:
     if scaling.cpus_per_worker == "auto" and not scaling.gpus_per_worker:
         cpus = float(min(node.cpus for node in session.nodes))
         if session.launcher.concurrent:
-            loaders = cpus_of_a_worker(job.settings) - scaling.reserved_cpus
             others = 0 if job.measured else len(context.beside())
-            cpus = cpus // (1 + others) // scaling.worker_count - loaders
+            cpus = cpus // (1 + others) // scaling.worker_count - job.settings.loader.workers
         cpus = max(1.0, cpus)
     return replace(job, settings=job.settings.changed("scaling", cpus_per_worker=cpus))
 
@@ -263,13 +261,14 @@ def _result(context: StageContext, outcome: Row) -> str:
     names = [name for name, value in outcome.items() if isinstance(value, int | float)]
     monitors = monitors_of(context.session.settings.model_dump())
     measures = training_measures(names, context.session.tables["trials"].columns, monitors)
-    return f"{measures[0].name} {outcome[measures[0].name]:.4g}" if measures else ""
+    first = next(iter(measures), None)
+    return f"{first.name} {outcome[first.name]:.4g}" if first else ""
 
 
 def _workers_text(job: TrainingJob, device: str) -> str:
     """Return the workers of a training and the batch that they share, as far as it is known."""
     plan, training = job.plan, job.settings.training
-    text = f"{plan.workers} worker{'s' * (plan.workers != 1)} on {device}"
+    text = f"{counted(plan.workers, 'worker')} on {device}"
     if training.effective_batch is not None:
         text += f", effective batch {plan.effective_batch}"
     if training.micro_batch is not None:

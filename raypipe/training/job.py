@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -157,7 +157,7 @@ class ExternalTask(JobTask, ABC):
         scaling = settings.scaling
         if (workers := scaling.worker_count) == 1:
             return settings
-        gpus = None if scaling.gpus_per_worker is None else workers * scaling.gpus_per_worker
+        gpus = workers * (scaling.gpus_per_worker or 0)
         cpus = workers * scaling.reserved_cpus
         return settings.changed("scaling", workers=1, gpus_per_worker=gpus, cpus_per_worker=cpus)
 
@@ -172,14 +172,18 @@ def schedule_trace(job: TrainingJob, phases: Sequence[Phase]) -> ScheduleTrace:
     Two trainings with the same trace after a step compute the same steps up to it, so that a
     checkpoint of one continues the other. The function is fast if the steps rise.
     """
-    done, left, digest = 0, steps(phases, 0), hashlib.sha256(job.identity.encode())
+
+    def begun() -> tuple[int, Iterator[Any], hashlib._Hash]:
+        return 0, steps(phases, 0), hashlib.sha256(job.identity.encode())
+
+    done, left, digest = begun()
 
     def after(step: int) -> str | None:
         nonlocal done, left, digest
         if step > job.steps:
             return None
         if step < done:
-            done, left, digest = 0, steps(phases, 0), hashlib.sha256(job.identity.encode())
+            done, left, digest = begun()
         for _, phase, number, _ in islice(left, step - done):
             rate = job.task.learning_rate(job.settings.training, phase, number)
             digest.update(phase.name.encode())

@@ -276,9 +276,8 @@ def _settle_length(values: Any, levels: Sequence[Level]) -> None:
     for level in levels:
         training = level.get("training")
         given = [key for key in LENGTH_KEYS if dig(training, key) is not None]
-        if len(given) == 1:
-            values["training"] |= dict.fromkeys({*LENGTH_KEYS} - {*given})
         if given:
+            values["training"] |= dict.fromkeys({*LENGTH_KEYS} - {*given})
             return
 
 
@@ -342,11 +341,10 @@ def obstacle(
         advice = "such weights need adafactor and precision = bf16; use fp32"
         return Obstacle(f"{stage}.training.weights", "bf16", reason, advice)
     if each is None and 0 < len(gpus) < workers:
-        reason = f"there are only {len(gpus)} GPUs for {workers} workers"
+        reason = f"there are only {len(gpus)} GPU(s) for {workers} workers"
         share = f"set {stage}.scaling.gpus_per_worker to share GPUs (0.5) or to use the CPUs (0)"
         return Obstacle(f"{stage}.scaling.workers", workers, reason, f"lower it, or {share}")
-    shared = gpus and each is not None and 0 < each < 1 and workers > 1
-    if shared and "fsdp" in (scaling.strategy, *settings.on_oom):
+    if each and each < 1 < workers and "fsdp" in (scaling.strategy, *settings.on_oom):
         reason = "workers that share a GPU cannot shard a model (strategy or on_oom: fsdp)"
         advice = "NCCL rejects them; use ddp, or one GPU per worker"
         return Obstacle(f"{stage}.scaling.gpus_per_worker", each, reason, advice)
@@ -388,7 +386,7 @@ def automatic_workers(
     settings: TrainStageSettings,
     effective_batch: int,
     nodes: Sequence[Hardware],
-    trainings: int = 1,
+    trainings: int,
 ) -> int:
     """Return the number of workers that ``scaling.workers: auto`` stands for.
 

@@ -55,8 +55,8 @@ class Telemetry:
         trial_id: str,
         device: torch.device,
         *,
-        rank: int = 0,
-        attempt: int = 1,
+        rank: int,
+        attempt: int,
         program: int | None = None,
         gpu: Gpu | None = None,
     ) -> None:
@@ -223,10 +223,12 @@ class NvmlGpu:
     """
 
     def __init__(self, uuid: str | None, name: str = "cpu") -> None:
-        self.name, self.uuid, self._handle = name, None, None
-        self._open = uuid is not None and _ask(lambda: pynvml.nvmlInit() or True) is not None
+        self.name, self.uuid, self._handle, self._open = name, None, None, False
         if uuid is None:
             return
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            self._open = True
         bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
         self.uuid = f"GPU-{bare}"
         for full in (self.uuid, f"MIG-{bare}") if self._open else ():

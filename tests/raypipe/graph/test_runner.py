@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ from raypipe.graph.unit_logs import Failure
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger
 from raypipe.store.tables import read_table
-from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
+from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from tests.raypipe.composed import HERE, composed, run_stages, session_in
 from tests.scenario import cases
 
@@ -385,18 +385,6 @@ def test_every_table_of_the_contract_is_written_even_empty(session):
     written = set(session.run_dir.list(session.run_dir.path("results")))
     assert {table.name for table in CORE if not table.partitioned} <= written
     assert all("run_id" in read_table(session.run_dir, table) for table in written)
-
-
-@pytest.mark.parametrize(("asked", "workers"), [(2, 2), ("auto", 1)])
-def test_a_training_has_the_workers_that_are_asked_for(tmp_path, asked, workers):
-    """On CPUs ``auto`` is one, which uses them all."""
-    launcher = Threads()
-    launcher.train = Mock(wraps=launcher.train)
-    training = TrainingSettings(micro_batch=4, accumulation=1, effective_batch=8, steps=2)
-    settings = TrainStageSettings(training=training, scaling=ScalingSettings(workers=asked))
-    stages = [train_stage("train", settings, lambda s, _: Regression())]
-    run_stages(stages, session_in(tmp_path / "run", launcher))
-    assert launcher.train.call_args.args[0].plan.workers == workers
 
 
 def test_a_memory_trial_finds_what_fits_on_the_longest_samples(capsys, tmp_path, monkeypatch):

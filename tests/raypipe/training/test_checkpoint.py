@@ -13,8 +13,10 @@ from torch import nn
 
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore, _Hashing
+from raypipe.training.job import schedule_trace
 from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
+from raypipe.training.schedule import Phase
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -42,6 +44,14 @@ def folder(store: CheckpointStore, step: int) -> Path:
 
 def names(store: CheckpointStore) -> list[str]:
     return store.run.list(store.run.checkpoints("sweep/0"))
+
+
+@pytest.mark.parametrize("order", [range(8), range(7, -1, -1)])
+def test_trainings_share_a_trace_as_long_as_their_steps_are_equal(order: range) -> None:
+    asked = job(Regression(), Path("unused"))
+    phases = [[Phase("same", 3, 16, 0.1), Phase(name, 4, 16, 0.1)] for name in ("one", "other")]
+    one, other = (schedule_trace(asked, given) for given in phases)
+    assert {step for step in order if one(step) == other(step)} == {0, 1, 2, 3}
 
 
 def test_the_newest_few_are_kept_bit_for_bit(anywhere: RunDirectory) -> None:

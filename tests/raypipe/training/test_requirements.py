@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
+from example_tasks import Regression, job
 
-from raypipe.graph.experiment import Stage, Unit
+from raypipe.graph.experiment import Stage, Training, Unit
 from raypipe.graph.runner import _beside
-from raypipe.graph.training_stage import with_cpus
+from raypipe.graph.training_stage import job_of, with_cpus
 from raypipe.hardware import Gpu, Hardware
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
+from raypipe.training.batching import BatchPlan
+from raypipe.training.job import ExternalTask
 from raypipe.training.settings import TrainStageSettings, automatic_workers, obstacle
 from tests import scenario
 
 CASES = scenario.cases(__file__, "tables")
-SLICES = tuple(Gpu(0, f"MIG-{n}", "card MIG 1g", 2**33, "9.0") for n in range(4))
-SLICED = Hardware("node", 16, 2**34, SLICES)
 
 
-def node(gpus: int, cpus: int) -> Hardware:
-    cards = tuple(Gpu(n, f"GPU-{n}", "card", 2**34, "9.0") for n in range(gpus))
+def node(gpus: int, cpus: int, kind: str = "GPU") -> Hardware:
+    cards = tuple(Gpu(n, f"{kind}-{n}", "card", 2**34, "9.0") for n in range(gpus))
     return Hardware("node", cpus, 2**34, cards)
 
 
@@ -39,35 +40,47 @@ def settings(**scaling: Any) -> TrainStageSettings:
 )
 def test_it_is_what_fits_on_a_share_of_the_gpus(nodes, batch, trainings, scaling, expected):
     found = [node(*each) for each in nodes]
-    resolved = settings(**scaling).with_gpus(sum(gpus for gpus, _ in nodes))
+    resolved = settings(**scaling).with_gpus(sum(gpus for gpus, *_ in nodes))
     assert (resolved.scaling.workers, resolved.scaling.worker_count) == ("auto", 1)
+    one = 1.0 if any(gpus for gpus, *_ in nodes) else 0.0
+    assert resolved.scaling.gpus_per_worker == scaling.get("gpus_per_worker", one)
     assert automatic_workers(resolved, batch, found, trainings) == expected
 
 
-def test_a_training_on_mig_slices_has_one_worker() -> None:
-    assert automatic_workers(settings().with_gpus(4), 64, [SLICED]) == 1
-
-
-@dataclass
-class Job:
-    settings: TrainStageSettings
-    measured: bool = False
-
-
-@pytest.mark.parametrize(("asked", "on_ray", "cpus"), [("auto", 1, 2), ("auto", 0, 8), (3, 1, 3)])
-def test_a_worker_has_the_cpus_that_others_leave(asked, on_ray, cpus) -> None:
-    """Each of two workers, beside a stage that may run at the same time, on the smaller node."""
+@pytest.mark.parametrize(("given", "on_ray", "measured", "expected"), CASES["cpus"])
+def test_a_worker_has_the_cpus_that_others_leave(given, on_ray, measured, expected) -> None:
+    """Beside a stage that may run at the same time, on the smaller node."""
     nodes, launcher = [node(0, 8), node(0, 9)], SimpleNamespace(concurrent=on_ray)
     context: Any = Mock(session=Mock(nodes=nodes, launcher=launcher), beside=lambda: ["other"])
-    job: Any = Job(settings(workers=2, cpus_per_worker=asked))
-    assert with_cpus(context, job).settings.scaling.reserved_cpus == cpus
+    asked = TrainStageSettings.model_validate(given)
+    begun = replace(job(Regression(), Path()), settings=asked, measured=measured)
+    scaling = with_cpus(context, begun).settings.scaling
+    assert [scaling.reserved_cpus, scaling.threads] == expected
+
+
+@pytest.mark.parametrize(("workers", "gpus", "plan"), CASES["plans"])
+def test_a_training_has_the_workers_that_are_asked_for(workers, gpus, plan) -> None:
+    """``auto`` shares the GPUs with trainings at the same time: of three stages one may be."""
+    others = [Mock(training=t, on_gpu=gpu) for t, gpu in ((1, True), (None, True), (1, False))]
+    session = MagicMock(nodes=[node(len(gpus), 16)], gpus=gpus)
+    context: Any = Mock(session=session, beside=lambda: others)
+    asked = settings(workers=workers)
+    sizes = asked.changed("training", micro_batch=4, accumulation=16, effective_batch=64)
+    training = Training(sizes, lambda *_: Regression())
+    assert job_of(context, Unit("train"), training, None).plan == BatchPlan(*plan)
+    assert context.device == (gpus or ["cpu"])[0]
+
+
+@pytest.mark.parametrize(("given", "expected"), CASES["scripts"])
+def test_one_worker_of_a_script_holds_what_all_workers_would(given, expected) -> None:
+    assert ExternalTask.placed(Mock(), settings(**given)) == settings(**expected)
 
 
 @pytest.mark.parametrize(("given", "slices", "expected"), CASES["obstacles"])
 def test_what_the_nodes_or_other_settings_rule_out(given, slices, expected):
     """Refused before anything starts; a sweep skips such points and says why."""
     asked = TrainStageSettings.model_validate(given)
-    found = obstacle("train", asked, [replace(SLICED, gpus=SLICED.gpus[:slices])])
+    found = obstacle("train", asked, [node(slices, 16, "MIG")])
     assert (found and [found.key, found.reason]) == expected
 
 
