@@ -85,7 +85,7 @@ def test_commands_on_a_stored_training(case: dict[str, Any]) -> None:
 def test_the_progress_shows_the_monitored_measure_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raypipe.graph.progress._PLAIN_PERIOD_S", -1.0)
     output = run("run", "--only", "train", eval_every=1, monitor="{metric: mse}")
-    assert re.search(r"train: .* eval mse .* eval loss ", output)
+    assert re.search(r"/6  loss \S+  eval mse \S+  eval loss \S+  lr \S+  \S+ samples/s", output)
 
 
 @pytest.mark.parametrize(("given", "reason"), CASES["fixed"], ids=str)

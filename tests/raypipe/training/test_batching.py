@@ -24,9 +24,7 @@ def forwards(plan: BatchPlan) -> int:
 
 
 @given(st.integers(1, 100), st.integers(1, 12), size)
-def test_micro_batches_are_as_many_on_every_worker_and_even(
-    samples: int, workers: int, micro: int
-) -> None:
+def test_workers_have_as_many_even_micro_batches(samples: int, workers: int, micro: int) -> None:
     """The shares of the workers are a partition of a step, and differ by one at most."""
     shares = [share(samples, workers, rank) for rank in range(workers)]
     assert [i for part in shares for i in part] == list(range(samples))

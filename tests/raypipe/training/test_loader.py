@@ -355,9 +355,7 @@ def test_batches_for_a_gpu_are_page_locked(device, wanted, pin, monkeypatch) -> 
 
 
 @given(samples=st.integers(20, 100), step=st.integers(2, 9), seed=st.integers(0, 99))
-def test_a_step_inside_an_epoch_takes_neighbours_by_length(
-    samples: int, step: int, seed: int
-) -> None:
+def test_a_step_takes_neighbors_by_length(samples: int, step: int, seed: int) -> None:
     """All lengths differ and one window holds them all: a step's are next to each other."""
     lengths = torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
     for epoch in range(3):

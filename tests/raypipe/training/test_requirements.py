@@ -13,7 +13,7 @@ from example_tasks import Regression, job
 
 from raypipe.graph.experiment import Stage, Training, Unit
 from raypipe.graph.runner import _beside
-from raypipe.graph.training_stage import job_of, with_cpus
+from raypipe.graph.training_stage import job_of, train_stage, with_cpus
 from raypipe.hardware import Gpu, Hardware
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
@@ -42,8 +42,9 @@ def test_it_is_what_fits_on_a_share_of_the_gpus(nodes, batch, trainings, scaling
     found = [node(*each) for each in nodes]
     resolved = settings(**scaling).with_gpus(sum(gpus for gpus, *_ in nodes))
     assert (resolved.scaling.workers, resolved.scaling.worker_count) == ("auto", 1)
-    one = 1.0 if any(gpus for gpus, *_ in nodes) else 0.0
-    assert resolved.scaling.gpus_per_worker == scaling.get("gpus_per_worker", one)
+    stage = train_stage("train", resolved, lambda *_: Regression())
+    gpus = scaling.get("gpus_per_worker", 1.0 if any(gpus for gpus, *_ in nodes) else 0.0)
+    assert (resolved.scaling.gpus_per_worker, stage.on_gpu) == (gpus, gpus > 0)
     assert automatic_workers(resolved, batch, found, trainings) == expected
 
 
@@ -58,16 +59,16 @@ def test_a_worker_has_the_cpus_that_others_leave(given, on_ray, measured, expect
     assert [scaling.reserved_cpus, scaling.threads] == expected
 
 
-@pytest.mark.parametrize(("workers", "gpus", "plan"), CASES["plans"])
-def test_a_training_has_the_workers_that_are_asked_for(workers, gpus, plan) -> None:
+@pytest.mark.parametrize(("workers", "gpus", "sizes", "plan"), CASES["plans"])
+def test_a_training_has_the_workers_that_are_asked_for(workers, gpus, sizes, plan) -> None:
     """``auto`` shares the GPUs with trainings at the same time: of three stages one may be."""
     others = [Mock(training=t, on_gpu=gpu) for t, gpu in ((1, True), (None, True), (1, False))]
     session = MagicMock(nodes=[node(len(gpus), 16)], gpus=gpus)
     context: Any = Mock(session=session, beside=lambda: others)
-    asked = settings(workers=workers)
-    sizes = asked.changed("training", micro_batch=4, accumulation=16, effective_batch=64)
-    training = Training(sizes, lambda *_: Regression())
-    assert job_of(context, Unit("train"), training, None).plan == BatchPlan(*plan)
+    asked = settings(workers=workers).changed("training", **sizes)
+    training = Training(asked, lambda *_: Regression())
+    unit: Any = Mock(fingerprint="", extents={})
+    assert job_of(context, unit, training, None).plan == BatchPlan(*plan)
     assert context.device == (gpus or ["cpu"])[0]
 
 

@@ -141,9 +141,7 @@ def test_means_leave_the_warm_up_out_and_the_energy_does_not(card: Card) -> None
     assert combine([summary])["energy_j"] == pytest.approx(8 * 500 + 2 * 200)
 
 
-def test_a_long_run_is_thinned_and_its_peaks_are_not(
-    card: Card, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_thinned_and_peaks_not(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_ROWS", 8)
     with Telemetry("small", CUDA) as telemetry:
         for number in range(100):
