@@ -274,7 +274,7 @@ def of_report(experiment: Experiment) -> Declarations:
 
     own = {table.name for table in experiment.tables}
     core = {name: table for name, table in declared(experiment).items() if name not in own}
-    return Declarations(sentence(experiment), experiment.tables, core)
+    return Declarations(sentence(experiment), experiment.tables, core, experiment.asked)
 
 
 def sentence(experiment: Experiment) -> str:

@@ -109,6 +109,7 @@ def function_experiment(
         settings=FunctionSettings,
         stages=partial(_stages, reference, function),
         tables=(_table(settings or FunctionSettings()),),
+        asked=partial(_asked, settings) if settings is not None else None,
     )
 
 
@@ -190,6 +191,10 @@ def _units(settings: FunctionSettings) -> Units:
         return f"{CALLS}/{_name_of(arguments)}", {"arguments": arguments, "version": version}
 
     return Units(range(number), parts)
+
+
+def _asked(settings: FunctionSettings) -> set[str]:
+    return {unit.key for unit in _units(settings)}
 
 
 def _name_of(arguments: Mapping[str, Any]) -> str:

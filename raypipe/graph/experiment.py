@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -254,6 +254,8 @@ class Experiment:
         report: returns its sections of the report from the tables.
         tables: declarations of the tables that its stages write.
         step_metrics: columns ``eval_...`` that its training runs add to the table ``steps``.
+        asked: returns the keys of the units that its settings ask for, if a later command may ask
+            for others; the report shows no failures of other units.
 
     """
 
@@ -264,6 +266,7 @@ class Experiment:
     report: Callable[[Mapping[str, pd.DataFrame]], Sequence[Section]] | None = None
     tables: tuple[Table, ...] = ()
     step_metrics: tuple[Column, ...] = ()
+    asked: Callable[[], Collection[str]] | None = None
 
 
 def in_order(stages: Sequence[Stage]) -> list[Stage]:

@@ -185,9 +185,11 @@ def asked(run: RunResults) -> Iterator[str]:
     if varied := "; ".join([*_varied(run), *sweep_asked(run.sweeps)]):
         yield f"{varied[0].upper()}{varied[1:]}."
     stages = run.tables["stages"]
-    done, total = int((stages["status"] == "succeeded").sum()), len(stages)
+    done, total, what = int((stages["status"] == "succeeded").sum()), len(stages), "stage"
+    if run.calls is not None:
+        done, total, what = *run.calls, "call"
     if total:
-        yield f"{done} of {counted(total, 'stage')} succeeded{_hardware(run)}."
+        yield f"{done} of {counted(total, what)} succeeded{_hardware(run)}."
 
 
 def _varied(run: RunResults) -> Iterator[str]:
@@ -277,15 +279,17 @@ def _failed(run: RunResults) -> Iterator[Part]:
     """Yield how to see the errors of three units that failed in the end, and how to continue."""
     stages = run.tables["stages"]
     bad = stages[stages["status"].isin(["failed", "out_of_memory"])]
-    count = len(bad) or int((stages["status"] != "succeeded").sum())
+    count, what = len(bad) or int((stages["status"] != "succeeded").sum()), "stage"
     if not count:
         return
+    stored, wanted = run.calls or (0, 0)
+    if stored < wanted:
+        count, what = wanted - stored, "call"
     if bad.empty:
-        yield f"{counted(count, 'stage')} not done. Continue:"
+        yield f"{counted(count, what)} not done. Continue:"
     else:
-        yield f"{counted(count, 'stage')} failed. Read the error, then continue:"
-    failures = run.tables.get("failures", pd.DataFrame(columns=["stage", "unit"]))
-    units = failures[failures["stage"].isin(bad["stage"])]["unit"]
+        yield f"{counted(count, what)} failed. Read the error, then continue:"
+    units = run.failures[run.failures["stage"].isin(bad["stage"])]["unit"]
     where = "RUN_DIR" if run.directory is None else run.directory.shown
     logs = [shlex.join(["raypipe", "logs", where, unit])
             for unit in list(dict.fromkeys(map(str, units)))[:3]]  # fmt: skip
@@ -325,14 +329,16 @@ def _seeds(run: RunResults, count: int) -> str:
 
 def _failures(run: RunResults, *, recovered: bool) -> Section:
     """Return the failed attempts; out of memory is an expected outcome of a sweep's trial."""
-    failures = run.tables.get("failures", pd.DataFrame(columns=["stage", "kind"]))
+    texts, failures = [], run.failures
+    if others := len(run.tables.get("failures", ())) - len(failures):
+        texts = [f"The table failures has {others} more, of units that are not asked for any more."]
     failures = failures[(failures["stage"] != SWEEP) | (failures["kind"] != "out_of_memory")]
     if failures.empty:
-        return Section("Failures", [])
+        return Section("Failures", texts, "alert recovered")
     kinds = failures["kind"].astype(str).str.replace("_", " ")
     counts = ", ".join(f"{kind} ({count})" for kind, count in kinds.value_counts().items())
     end = " Every stage succeeded in the end." if recovered else ""
-    text = f"{counted(len(failures), 'attempt')} failed: {counts}.{end}"
+    text = " ".join([f"{counted(len(failures), 'attempt')} failed: {counts}.{end}", *texts])
     failures = failures.assign(
         kind=cells(Pill(kind, "bad") for kind in kinds),
         message=cells(Code(text) for text in failures["message"].fillna("").astype(str)),

@@ -7,7 +7,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from textwrap import TextWrapper
@@ -57,6 +57,7 @@ MOST_LINES = 8
 #: rows of a chart of dots
 MOST_DOTS = 24
 _LONGEST = 22  # characters of a label
+_LEGEND_LINES = 18  # as many as fit next to the axes
 _LABEL_WIDTH, _LABEL_LINES = 17, 3  # characters and lines of a name right of the axes
 _LEAST_GAP = 1 / 5  # of an axis, between values that have a tick each
 _MOST_WRITTEN = 100  # cells of a heat map
@@ -208,6 +209,8 @@ def frame_x(axes: Axes, values: ArrayLike, ratio: float = 30.0, column: str = ""
 
 def frame_y(axes: Axes, values: ArrayLike, ratio: float = 10.0, column: str = "") -> None:
     """Fit the y axis to the finite values of a column, logarithmic if they span ``ratio``."""
+    from matplotlib.ticker import MultipleLocator
+
     known = finite(values)
     if not known.size:
         return
@@ -221,6 +224,9 @@ def frame_y(axes: Axes, values: ArrayLike, ratio: float = 10.0, column: str = ""
     else:
         margin = (high - low) * 0.06 or max(abs(high) * 0.05, 1e-9)
         axes.set_ylim(low - margin, high + margin)
+        if column.endswith("_bytes") and high > low:
+            step = 2.0 ** math.ceil(math.log2((high - low) / 5))
+            axes.yaxis.set_major_locator(MultipleLocator(step))
         axes.yaxis.set_major_formatter(lambda value, _: cell(column, round(value, 12)))
 
 
@@ -239,7 +245,7 @@ def set_log(axis: Axis, low: float, high: float, ticks: Sequence[float] = (1.0, 
     axis.set_major_formatter(lambda v, _: scientific(v) if ratio > 1e6 else number(v))
 
 
-def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]]) -> None:
+def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]], title: str = "") -> None:
     """Name lines right of the axes, in the order of their last y values."""
     from matplotlib.lines import Line2D
 
@@ -249,7 +255,7 @@ def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]]) -> None
     ]
     axes.legend(
         handles=handles, loc="center left", bbox_to_anchor=(1.02, 0.5), handlelength=0.9,
-        handletextpad=0.5, borderaxespad=0.0, borderpad=0.0,
+        handletextpad=0.5, borderaxespad=0.0, borderpad=0.0, title=title or None,
     )  # fmt: skip
 
 
@@ -325,14 +331,13 @@ def lines(
     elif np.diff(scaled).min(initial=np.inf) >= _LEAST_GAP * np.ptp(scaled):
         axes.set_xticks(across, [number(float(each)) for each in across])
     # what is better if higher, such as an accuracy, is read by its differences
-    framed = np.concatenate([line.y + side * line.halves for line in drawn for side in (-1, 1)])
-    frame_y(axes, framed, math.inf if better == "higher" else 30.0, column)
+    frame_y(axes, _framed(drawn, better), math.inf if better == "higher" else 30.0, column)
     shown = range(len(drawn)) if few else [first]
     if better:
         _ring_best(axes, [drawn[place] for place in shown], xlabel, column, better)
     if not alone:
-        labels = _wrapped([line.name for line in drawn])
-        label_lines(axes, [(ends[place], labels[place], colors[place]) for place in shown])
+        labels, keys = _labels([line.name for line in drawn], shown)
+        label_lines(axes, [(ends[place], labels[place], colors[place]) for place in shown], keys)
     axes.set_xlabel(xlabel)
     title = heading(column)
     axes.set_title(title + (" (logarithmic)" if axes.get_yscale() == "log" else ""))
@@ -382,11 +387,39 @@ def _ring_best(axes: Axes, drawn: Sequence[Line], xlabel: str, column: str, bett
         mark_best(axes, *point, text if point == top else "")
 
 
+def _labels(names: Sequence[str], shown: Iterable[int]) -> tuple[list[str], str]:
+    """Return the labels of lines, and the title of their legend.
+
+    The title has the keys that all names share, if these would be taller than the figure.
+    """
+    labels = _wrapped(names)
+    keys = {", ".join(re.findall(r"([^,=\s]+)=", name)) for name in names}
+    if len(keys) > 1 or sum(labels[place].count("\n") + 1 for place in shown) <= _LEGEND_LINES:
+        return labels, ""
+    return _wrapped([re.sub(r"[^,=\s]+=", "", name) for name in names]), _wrapped([*keys])[0]
+
+
 def _wrapped(names: Sequence[str]) -> list[str]:
     """Shorten names and wrap them to the room next to the axes; a line may end after "="."""
     wrapper = TextWrapper(_LABEL_WIDTH, break_on_hyphens=False)
     short = short_labels(names, _LABEL_WIDTH * _LABEL_LINES)
     return [wrapper.fill(text.replace("=", "= ")).replace("= ", "=") for text in short]
+
+
+def _framed(drawn: Sequence[Line], better: str) -> NDArray[np.float64]:
+    """Return the values that the y axis has to show.
+
+    The outermost hundredth of many values would flatten the rest, and so would the worst of many
+    lines.
+    """
+    sign, values = -1 if better == "higher" else 1, []
+    for line in drawn:
+        own = finite(np.concatenate([line.y - line.halves, line.y + line.halves]))
+        low, high = np.quantile(own, [0.005, 0.995]) if own.size > 200 else (own.min(), own.max())
+        values.append(own[(own >= low) & (own <= high)])
+    worst = [float((sign * own).max()) for own in values]
+    limit = np.quantile(worst, 0.9, method="lower") if len(drawn) > MOST_LINES else max(worst)
+    return np.concatenate([own[sign * own <= limit] for own in values])
 
 
 @style()

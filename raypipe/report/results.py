@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -234,12 +234,14 @@ class Declarations:
         tables: its tables.
         core: the tables that every run has by name, with the columns that its trainings add. None
             if they are not known.
+        asked: returns the units that the newest command asked for, if that differs by command.
 
     """
 
     sentence: str = ""
     tables: Sequence[Table] = ()
     core: Mapping[str, Table] | None = None
+    asked: Callable[[], Collection[str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -352,6 +354,17 @@ class RunResults:
         return [best for sweep in self.sweeps if (best := sweep.headline) is not None]
 
     @cached_property
+    def failures(self) -> pd.DataFrame:
+        """The failed attempts of units that the newest command asked for, as far as it is known.
+
+        A matrix asks for all of its units.
+        """
+        found = self.tables.get("failures", pd.DataFrame(columns=["stage", "unit", "kind"]))
+        if self.declared.asked is None or self.varied:
+            return found
+        return found[found["unit"].isin(self.declared.asked())] if len(found) else found
+
+    @cached_property
     def not_finite(self) -> list[str]:
         """How many results are NaN or infinite; they are in no mean and never best."""
         found = []
@@ -397,6 +410,19 @@ class RunResults:
     def tested(self) -> list[str]:
         """The outcome of the experiment's own tests, in words."""
         return [text for each in self.sections for text in each.certainty]
+
+    @cached_property
+    def calls(self) -> tuple[int, int] | None:
+        """How many of the calls that were asked for are stored, and how many were asked for.
+
+        None for a matrix, and for an experiment that is not a function.
+        """
+        table = next((table for table in self.declared.tables if table.open), None)
+        if table is None or self.declared.asked is None or self.varied:
+            return None
+        asked, rows = set(self.declared.asked()), self.tables.get(table.name)
+        stored = () if rows is None else rows[table.columns[0].name]
+        return sum(f"{table.name}/{call}" in asked for call in stored), len(asked)
 
     @cached_property
     def varied(self) -> dict[str, list[str]]:

@@ -91,18 +91,19 @@ def plot_of(name: str = "curve", caption: str = "It bends.", group: str = "") ->
 
 
 def run_of(stored: Mapping[str, Any], title: str = "toy") -> RunResults:
-    """A run as JSON or YAML has it: its tables and their declarations."""
+    """A run as JSON or YAML has it: its tables and their declarations, and the units asked for."""
     declared = [
         Table(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
               | {"columns": tuple(Column(**column) for column in table["columns"])})
         for table in stored["declared"]
     ]  # fmt: skip
+    asked = (lambda: stored["asked"]) if stored["asked"] else None
     return RunResults(
         {name: pd.DataFrame(rows) for name, rows in stored["tables"].items()},
         title,
         stored["command"],
         stored["configuration"],
-        Declarations(stored["sentence"], declared, CORE_TABLES),
+        Declarations(stored["sentence"], declared, CORE_TABLES, asked),
     )
 
 

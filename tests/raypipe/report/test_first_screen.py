@@ -36,6 +36,7 @@ def case_of(case: Mapping[str, Any]) -> RunResults:
     tables = {"stages": stages, **case.get("tables", {})}
     declared = [table for table in CASES["declared"] if table["name"] in tables]
     given = {**CASES["defaults"], "declared": declared, **case, "tables": tables}
+    given["asked"] = [f"calls/{place}" for place in range(case.get("asked", 0))]
     return replace(run_of(given), sections=(OWN,) if case.get("own") else ())
 
 
