@@ -79,8 +79,8 @@ def test_a_damaged_one_is_passed_over_with_a_warning(local: CheckpointStore, fil
     local.save(checkpoint(2))
     path, said = folder(local, 2) / file, list[str]()
     content = path.read_bytes()
-    flipped = content[: len(content) // 2] + b"\x01" + content[len(content) // 2 + 1 :]
-    for damage in (content[:-1], content[: len(content) // 2], b"", flipped, None):
+    others = [content[:at] + b"!" + content[at + 1 :] for at in range(len(content) // 2, 0, -99)]
+    for damage in (content[:-1], content[: len(content) // 2], b"", *others, None):
         path.unlink() if damage is None else path.write_bytes(damage)
         assert_is(local.newest(said.append), 1)
         assert "step_00000002" in said.pop()
