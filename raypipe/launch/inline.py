@@ -87,10 +87,9 @@ class InlineLauncher(Control):
     def trials(self, sweep: Sweep, run_dir: RunDirectory) -> None:
         """Run the trials in sequence; no scheduler ends one early. Raises UnitError."""
         del run_dir
-        scheduler = sweep.settings.scheduler
-        if scheduler is not None and scheduler.is_population:
-            text = f"sweep.scheduler = {scheduler.name}: its trials go on from each other's state, "
-            text += "for which it needs Ray; run it without --local"
+        if sweep.settings.is_population:
+            text = f"sweep.scheduler = {sweep.settings.scheduler_name}: its trials go on from each "
+            text += "other's state, for which it needs Ray; run it without --local"
             raise UnitError("sweep", "error", text)
 
         def proposed(*known: Any) -> Point:

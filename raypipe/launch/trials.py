@@ -158,10 +158,9 @@ class _Order(Searcher):
 
         They are those that it has had in an earlier command, where it goes on.
         """
-        settings, scheduler = self._settings, self._settings.scheduler
-        every, metric = _decisions(self._trials)
+        settings, (every, metric) = self._settings, _decisions(self._trials)
         found: dict[str, Any] = {"every": every, "metric": metric}
-        if scheduler is not None and scheduler.is_population:
+        if settings.is_population:
             values = Lineage.of(job.run_dir, job.trial_id).values
             training = job.settings.training
             found |= {k: values.get(k, getattr(training, k)) for k in changeable(settings.axes)}
@@ -424,7 +423,7 @@ def scheduler_of(trials: Sweep) -> TrialScheduler | None:
             }
     full = {"asha": "async_hyperband", "median": "median_stopping_rule"}.get(name, name)
     scheduler = tune.create_scheduler(full, **options)
-    if settings.scheduler.is_population:
+    if settings.is_population:
         # it rejects every searcher, as its trials have to be there from the start
         add, none = scheduler.on_trial_add, SimpleNamespace(search_alg=None)
         vars(scheduler)["on_trial_add"] = lambda _, trial: add(cast("Any", none), trial)

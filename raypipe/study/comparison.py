@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,8 +18,7 @@ from raypipe.store.tables import ADDED
 COSTS = ("samples_per_s", "energy_j")
 
 
-@dataclass(frozen=True)
-class ComparedMetric:
+class ComparedMetric(NamedTuple):
     """A compared number: its column, the name in tables, and its N values.
 
     ``points`` ``[N, K]`` has a column for each varied key, as text; missing where the row does not

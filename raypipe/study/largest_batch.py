@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
@@ -19,8 +20,8 @@ from raypipe.study.recommendation import peak_bytes
 from raypipe.study.sweep import TrialMaker, check_counts_steps, trainings
 from raypipe.study.sweep_settings import SweepSettings
 
-#: relative difference between the largest fit and the smallest misfit that ends a search
-_RESOLUTION = 1 / 16
+#: a search ends where the smallest misfit exceeds the largest fit by this part of it
+_PART = 16
 _WARMUP_STEPS, _STEPS = 2, 4
 
 
@@ -57,15 +58,14 @@ def _largest(context: StageContext, maker: TrialMaker, precision: str) -> Row:
     """Find the largest micro-batch of a precision with trainings of a few steps."""
     own, settings = f"{context.stage.name}.training", maker.swept.settings
     effective = settings.training.effective_batch
-    most = -(-(effective or 1) // settings.scaling.worker_count)
+    most = math.ceil((effective or 1) / settings.scaling.worker_count)
     fits, note, failed = 0, "", False
     too_large: int | None = None
     outcome: Row | None = None
     while not note and (size := next_size(fits, too_large, most)) is not None:
         sizes = {"micro_batch": size, "precision": precision, "effective_batch": effective}
-        trial = maker.trial({f"{own}.{key}": value for key, value in sizes.items() if value})
-        if trial is None or trial.lacks:
-            note = trial.lacks if trial is not None else ""
+        trial = maker.any_trial({f"{own}.{key}": value for key, value in sizes.items() if value})
+        if note := trial.lacks:
             break
         job = with_cpus(context, job_of(context, trial.unit, trial.training, None))
         try:
@@ -89,8 +89,7 @@ def _largest(context: StageContext, maker: TrialMaker, precision: str) -> Row:
         note = end if fits else "micro-batch 1 does not fit"
     found: Row = {"stage": context.stage.name, "precision": precision, "micro_batch": fits or None}
     if outcome is not None:
-        names = ("accumulation", "workers", "samples_per_s")
-        found |= {name: outcome.get(name) for name in names}
+        found |= {key: outcome.get(key) for key in ("accumulation", "workers", "samples_per_s")}
         found["peak_bytes"] = peak_bytes(outcome)
     return {**found, "too_large": too_large, "failed": failed, "note": note}
 
@@ -99,15 +98,15 @@ def next_size(fits: int, too_large: int | None, most: int) -> int | None:
     """Return the micro-batch to try next; None once the largest that fits is known."""
     if too_large is None:
         return None if fits >= most else min(2 * fits, most) or 1
-    if too_large - fits <= max(1, int(fits * _RESOLUTION)):
+    if too_large - fits <= max(1, fits // _PART):
         return None
     return (fits + too_large) // 2
 
 
-def leaves_margin(outcome: Row, capacity: int | None) -> bool:
+def leaves_margin(outcome: Row, capacity: float) -> bool:
     """Whether a training left memory free beside its own and all that others hold.
 
     These are the CUDA context, the buffers of NCCL, and other processes.
     """
-    used = max(peak_bytes(outcome) or 0, outcome.get("gpu_memory_used_peak_bytes") or 0)
-    return capacity is None or used <= (1 - MEMORY_MARGIN) * capacity
+    used = (peak_bytes(outcome), outcome.get("gpu_memory_used_peak_bytes"))
+    return all(size <= (1 - MEMORY_MARGIN) * capacity for size in used if size)

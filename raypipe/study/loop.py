@@ -11,10 +11,10 @@ comes next are durable before their stages start.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raypipe.config.matrix import Point
 from raypipe.errors import ConfigError, UnitError
@@ -32,15 +32,14 @@ if TYPE_CHECKING:  # only a search or a race measures
 _ENTRY = "matrix.search"
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The outcome of a point.
 
     It has the metrics by name, which may be NaN or infinite, or the reason of a failure.
     ``excluded`` says that the configuration does not allow the point.
     """
 
-    measured: Mapping[str, float] = field(default_factory=dict)
+    measured: Mapping[str, float] = MappingProxyType({})
     failure: str | None = None
     excluded: bool = False
 
@@ -92,8 +91,7 @@ class Source:
         return {}
 
 
-@dataclass(frozen=True)
-class _Flight:
+class _Flight(NamedTuple):
     """A proposal that is being computed."""
 
     asked: Any

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from raypipe.config.matrix import MetricSettings, Mode
 from raypipe.config.validation import did_you_mean, near_and_all
@@ -30,8 +30,7 @@ _MOST_VALUES = 10  # of a column in a message
 _MISSPELLED = 0.85
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """A column of a table, restricted to the rows with certain values of other columns.
 
     ``mode`` says whether it is minimized or maximized.
@@ -126,10 +125,10 @@ def metric_of(
     if is_trials and column.startswith(PREFIX):  # held-out ones are all declared or none
         none_declared = not any(name.startswith(PREFIX) for name in columns)
         is_open = is_open or none_declared or column == f"{PREFIX}loss"
-    elif is_trials and added is None:
-        is_open = is_open or not get_close_matches(column, columns, cutoff=_MISSPELLED)
+    elif is_trials and added is not None:
+        is_open = is_open or column in added
     elif is_trials:
-        is_open = is_open or column in (added or ())
+        is_open = is_open or not get_close_matches(column, columns, cutoff=_MISSPELLED)
     if column not in numbers and (column in columns or not is_open):
         problem = "holds no numbers" if column in columns else f"is not a column of {table}"
         known = near_and_all(column, numbers, f"numbers of {table}")
@@ -172,7 +171,7 @@ def with_metric(configuration: Configuration, training: Training) -> SweepSettin
         tables[TRIALS.name] = replace(tables[TRIALS.name], open=True)
     else:
         added = task.columns()
-    default = next(iter(monitors), LOSS.name if sweep.scheduler is not None else "")
+    default = next(iter(monitors), LOSS.name if sweep.scheduler else "")
     if not (name := sweep.metric_name or default):
         return sweep
     section = MetricSettings.model_construct(metric=f"trials.{name}", mode=sweep.mode)
@@ -199,8 +198,9 @@ def with_metric_of(
     known += [LOSS.name] if finite_or_none(row.get(LOSS.name)) is not None else []
     measures = training_measures(known, declared, {})
     if sweep.metric is None and measures:
-        mode = "max" if measures[0].better == "higher" else "min"
-        sweep = sweep.model_copy(update={"metric": measures[0].name, "mode": mode})
+        first, *_ = measures
+        mode = "max" if first.better == "higher" else "min"
+        sweep = sweep.model_copy(update={"metric": first.name, "mode": mode})
     numbers = {each.name for each in TRIALS.columns if each.type in ("integer", "real")}
     for column in (sweep.metric or "", *sweep.further_metrics):
         if column not in row and column not in numbers:
@@ -220,8 +220,13 @@ def costs_of(sweep: SweepSettings, row: Row) -> list[float] | None:
         return None
     modes = {sweep.metric or "": sweep.mode, **sweep.further_metrics}
     values = {name: finite_or_none(row.get(name)) for name in modes}
-    costs = [-v if modes[name] == "max" else v for name, v in values.items() if v is not None]
-    return costs if len(costs) == len(modes) else None
+    costs = [cost(value, modes[name]) for name, value in values.items() if value is not None]
+    return None if None in values.values() else costs
+
+
+def cost(value: Any, mode: Mode | None) -> Any:
+    """Return a number, or a table of numbers, so that less is better."""
+    return -value if mode == "max" else value
 
 
 def _is_number(value: Any) -> bool:
@@ -231,6 +236,4 @@ def _is_number(value: Any) -> bool:
 def _equal(value: Any, asked: Any) -> bool:
     if isinstance(asked, list | tuple):
         return any(_equal(value, one) for one in asked)
-    if isinstance(value, bool) or isinstance(asked, bool):
-        return value is asked
-    return bool(value == asked)
+    return isinstance(value, bool) is isinstance(asked, bool) and bool(value == asked)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from raypipe.config.axes import dotted
 from raypipe.config.matrix import (
@@ -42,8 +42,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+=,-]")
 Stages = Callable[[Configuration], Sequence[Stage]]
 
 
-@dataclass(frozen=True)
-class BuiltPoint:
+class BuiltPoint(NamedTuple):
     """A point with the value of every varied key, its settings, and its stages by name."""
 
     point: Point
@@ -51,8 +50,7 @@ class BuiltPoint:
     stages: Mapping[str, Stage]
 
 
-@dataclass(frozen=True)
-class PlacedPoint:
+class PlacedPoint(NamedTuple):
     """A point in the graph: the keys of its stages, their variants, and the stages it added."""
 
     keys: frozenset[str]

@@ -132,10 +132,9 @@ def check_pauses(
         ConfigError: one of them.
 
     """
-    scheduler = sweep.scheduler
-    if scheduler is None or not sweep.pauses:
+    if not sweep.pauses:
         return
-    name, stage = scheduler.name, sweep.stage
+    name, stage = sweep.scheduler_name, sweep.stage
     about = f"{where}: sweep.scheduler = {name}: pauses trials and continues them from checkpoints"
     if isinstance(training.settings, ScriptStageSettings):
         raise ConfigError(f"{about}, and {stage} is a script, which writes its own; take asha")
@@ -144,7 +143,7 @@ def check_pauses(
             f"{about}, and {stage}.scaling.workers = {workers}: Tune cannot pause a group of "
             "workers; set it to 1, or take asha"
         )
-    if not scheduler.is_population:
+    if not sweep.is_population:
         return
     if training.settings.from_sweep:
         raise ConfigError(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -23,7 +23,7 @@ from raypipe.stats import finite_or_none, friedman, paired_comparisons, runs_nee
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.tables import Table
 from raypipe.study.loop import Outcome, Source
-from raypipe.study.metric import Metric, metric_of
+from raypipe.study.metric import Metric, cost, metric_of
 
 #: the place of a point in the matrix, and the number of a seed
 Run = tuple[int, int]
@@ -63,8 +63,7 @@ def eliminate(costs: pd.DataFrame, alpha: float) -> tuple[str, float, pd.DataFra
     return best, p_friedman, pairs.assign(is_worse=is_worse)
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """The state of a race: its rounds so far, and the runs that the next round needs.
 
     ``verdict`` says how the race ended; empty while it goes on.
@@ -93,8 +92,7 @@ def standing(
 
     """
     contenders, rows, is_decided = list(range(len(names))), list[Row](), False
-    for number in count(1):
-        runs = first_runs(settings, len(names)) + number - 1
+    for number, runs in enumerate(count(first_runs(settings, len(names))), 1):
         due = [(place, run) for run in range(runs) for place in contenders]
         if missing := [each for each in due if each not in results]:
             return Standing(rows, missing)
@@ -103,9 +101,8 @@ def standing(
         )
         whole = table.dropna(axis="columns")
         best, p_friedman, pairs = "", math.nan, pd.DataFrame({"p_holm": [], "is_worse": []})
-        if len(whole.columns) > 1:
-            costs = -whole if mode == "max" else whole
-            best, p_friedman, pairs = eliminate(costs, settings.alpha)
+        if not whole.empty:
+            best, p_friedman, pairs = eliminate(cost(whole, mode), settings.alpha)
         worse = [int(str(name)) for name, is_worse in pairs["is_worse"].items() if is_worse]
         status = dict.fromkeys(contenders, "contender")
         status |= {place: "failed" for place in contenders if str(place) not in whole}
@@ -113,22 +110,23 @@ def standing(
         is_decided = is_decided or bool(worse)
         contenders = [place for place in contenders if status[place] == "contender"]
         verdict = ""
-        if not contenders:
-            verdict = "every point failed"
-        elif len(contenders) == 1:
-            verdict = f"only {names[contenders[0]]} is left: the other points failed"
-            if is_decided:
-                status[contenders[0]] = "winner"
-                verdict = f"{names[contenders[0]]} wins with {runs} seeds"
-        elif runs >= settings.most_runs:
-            verdict = f"undecided between {len(contenders)} points with {runs} seeds; "
-            verdict += f"{names[int(best)]} is ahead"
+        match contenders:
+            case []:
+                verdict = "every point failed"
+            case [last] if is_decided:
+                status[last] = "winner"
+                verdict = f"{names[last]} wins with {runs} seeds"
+            case [last]:
+                verdict = f"only {names[last]} is left: the other points failed"
+            case _ if runs >= settings.most_runs:
+                verdict = f"undecided between {len(contenders)} points with {runs} seeds; "
+                verdict += f"{names[int(best)]} is ahead"
         rows += [
             {
                 "round": number,
                 "place": place,
                 "runs": runs,
-                "mean": None if of_place == "failed" else float(table[str(place)].mean()),
+                "mean": finite_or_none(table[str(place)].mean(skipna=False)),
                 "status": of_place,
                 "p_holm": finite_or_none(pairs["p_holm"].get(str(place))),
                 "p_friedman": finite_or_none(p_friedman),
@@ -197,8 +195,8 @@ class Race(Source):
             if row["status"] in ("dropped", "failed"):
                 mean = "" if row["mean"] is None else f", mean {number_text(row['mean'])}"
                 lines.append(f"race: {self._names[row['place']]} {row['status']}{mean}")
-        last = self._state.rows[-1]
-        left = sum(r["status"] == "contender" and r["round"] == last["round"] for r in new)
+        *_, last = new
+        left = [row["status"] for row in new].count("contender")
         verdict = self._state.verdict or f"{left} points left"
         lines.append(f"race: round {last['round']}, {last['runs']} seeds: {verdict}")
         return "\n".join(lines)
@@ -207,8 +205,8 @@ class Race(Source):
         """Return the rows of all rounds so far."""
         found = {}
         for row in self._state.rows:
-            shown = {name: value for name, value in row.items() if name != "place"}
-            point = json.dumps(self._points[row["place"]])
+            shown = dict(row)
+            point = json.dumps(self._points[shown.pop("place")])
             found[f"{row['round']:06}/{point}"] = {**shown, "point": point}
         return found
 

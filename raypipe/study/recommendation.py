@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from raypipe.config.matrix import Mode
 from raypipe.config.validation import nested
 from raypipe.config.yaml_text import dump_yaml
+from raypipe.errors import named
 from raypipe.graph.identity import canonical_json
 from raypipe.report.formatting import number, percent
 from raypipe.report.results import medians
 from raypipe.stats import finite_or_none
 from raypipe.store.ledger import Row
+from raypipe.study.metric import cost
 from raypipe.study.space import seedless, shown
 
 #: from the most to the least exact
@@ -29,13 +29,12 @@ _PARITY = 0.02
 _LISTED = 3
 
 
-@dataclass(frozen=True)
-class Recommendation:
+class Recommendation(NamedTuple):
     """A point: the trials that repeat each other or differ in the seed only.
 
     ``value`` is the mean over seeds of the medians of their measurements, which are from ``low`` to
     ``high``; ``of`` says of how many, and is empty for one. ``trial`` is the one nearest to it.
-    ``parity`` is the largest one of a seed.
+    ``differs`` says that the loss of a seed differs too much from fp32's.
     """
 
     settings: dict[str, Any]
@@ -44,7 +43,7 @@ class Recommendation:
     low: float
     high: float
     of: str
-    parity: float
+    differs: bool
     reason: str = ""
 
     @property
@@ -69,14 +68,15 @@ def recommend(rows: Iterable[Row], metric: str, mode: Mode) -> Recommendation | 
         mode: whether more or less of it is better.
 
     """
-    sign, swept = -1 if mode == "max" else 1, list(rows)
-    points = sorted(_points(swept, metric), key=lambda p: (sign * p.value, p.trial["trial_id"]))
-    accepted = [point for point in points if point.parity <= _PARITY]
+    swept = list(rows)
+    points = _points(swept, metric)
+    points.sort(key=lambda point: (cost(point.value, mode), point.trial["trial_id"]))
+    accepted = [point for point in points if not point.differs]
     tolerance = f"the loss differs from fp32's by more than {percent(_PARITY)}"
     if not accepted:
         if points:
             return f"of every point {tolerance}"
-        if not any(row["status"] == "succeeded" for row in swept):
+        if "succeeded" not in {row["status"] for row in swept}:
             return "no point succeeded"
         return f"no point has a finite {metric} in each of its measurements"
     best = accepted[0]
@@ -85,31 +85,31 @@ def recommend(rows: Iterable[Row], metric: str, mode: Mode) -> Recommendation | 
 
     first = f"The best of {len(accepted)} points"
     if len(tied) > 1:
-        listed = [f"{shown(each.settings)} {_figure(metric, each)}" for each in tied[:_LISTED]]
-        listed += [f"{len(tied) - _LISTED} more"] * (len(tied) > _LISTED)
+        listed = [f"{shown(each.settings)} {_figure(metric, each)}" for each in tied]
         first = f"The simplest of {len(tied)} points that are tied for the best of {len(accepted)}"
-        first += f", as their ranges overlap ({', '.join(listed)})"
+        first += f", as their ranges overlap ({named(listed, _LISTED)})"
     first += f": {_figure(metric, winner)}"
     if winner.of:
         first += f" ({winner.of}, {number(winner.low)} to {number(winner.high)})"
-    rejected = sum(point.parity > _PARITY for point in points[: points.index(winner)])
-    of_trial = Counter(row["status"] for row in medians(swept))
-    lost = [f"{n} {status}" for status, n in sorted(of_trial.items()) if status != "succeeded"]
+    rejected = sum(point.differs for point in points[: points.index(winner)])
+    ended = Counter(row["status"] for row in medians(swept))
+    total = ended.total()
+    del ended["succeeded"]
+    lost = [f"{count} {status}" for status, count in sorted(ended.items())]
     sizes = {point.trial.get("effective_batch") for point in accepted}
     is_asked = any(key.endswith(".effective_batch") for key in winner.settings)
+    history = winner.trial.get("settings_history")
     remarks = {
-        f"of {of_trial.total()} trials {', '.join(lost).replace('_', ' ')}": bool(lost),
-        f"{rejected} better rejected, as {tolerance}": rejected > 0,
+        f"of {total} trials {', '.join(lost).replace('_', ' ')}": lost,
+        f"{rejected} better rejected, as {tolerance}": rejected,
         "its settings changed during the training (trials.settings_history), so that no single "
-        f"value has led to its model, {winner.trial['trial_id']}": bool(
-            winner.trial.get("settings_history")
-        ),
+        f"value has led to its model, {winner.trial['trial_id']}": history,
         "the points differ in the effective batch, which changes the training "
         "(sweep.constraints.effective_batch keeps it)": len(sizes) > 1 and not is_asked,
     }
     text = "; ".join(remark for remark, holds in remarks.items() if holds)
     reason = f"{first}." + (f"\n{text[:1].upper()}{text[1:]}." if text else "")
-    return replace(winner, reason=reason)
+    return winner._replace(reason=reason)
 
 
 def snippet(settings: Mapping[str, Any], comment: str = "") -> str:
@@ -117,7 +117,7 @@ def snippet(settings: Mapping[str, Any], comment: str = "") -> str:
     # a list shared by two keys would become a YAML alias
     sections = nested({key: deepcopy(value) for key, value in settings.items()})
     plain = " ".join(comment.split())  # any line break would end the comment
-    lines = textwrap.wrap(plain, 88, initial_indent="# ", subsequent_indent="# ")
+    lines = textwrap.wrap(plain, initial_indent="# ", subsequent_indent="# ")
     return "\n".join([*lines, dump_yaml(sections)])
 
 
@@ -125,7 +125,7 @@ def peak_bytes(row: Row) -> int | None:
     """Return the peak memory of a trial: its GPU's, on a CPU the host's; None if unknown."""
     name = "host_peak_bytes" if row.get("device") == "cpu" else "gpu_peak_bytes"
     peak = finite_or_none(row.get(name))
-    return int(peak) if peak is not None and peak > 0 else None
+    return int(peak) if peak else None
 
 
 def _points(rows: Sequence[Row], metric: str) -> list[Recommendation]:
@@ -137,7 +137,7 @@ def _points(rows: Sequence[Row], metric: str) -> list[Recommendation]:
     for row in rows:
         # of trials whose settings have changed none is another one's point
         own = row["trial_id"] if row.get("settings_history") else ""
-        key = canonical_json(seedless(row.get("point") or {}))
+        key = canonical_json(seedless(row["point"]))
         groups.setdefault(key + own, []).append(row)
     found = []
     for group in groups.values():
@@ -147,7 +147,8 @@ def _points(rows: Sequence[Row], metric: str) -> list[Recommendation]:
             continue
         measured = _finite((row for row in group if row["status"] == "succeeded"), metric)
         mean = fmean(float(row[metric]) for row in trials)
-        point, changed = seedless(trials[0].get("point") or {}), trials[0].get("settings_history")
+        first, *_ = trials
+        point, changed = seedless(first["point"]), first.get("settings_history")
         parities = [row["parity"] for row in trials if row.get("parity") is not None]
         of = f"median of {len(group)}" if len(group) > 1 else ""
         if (count := len(seeds)) > 1:
@@ -160,7 +161,7 @@ def _points(rows: Sequence[Row], metric: str) -> list[Recommendation]:
                 low=min(measured),
                 high=max(measured),
                 of=of,
-                parity=max((math.inf if math.isnan(p) else p for p in parities), default=0.0),
+                differs=not all(parity <= _PARITY for parity in parities),  # so does NaN
             )
         )
     return found

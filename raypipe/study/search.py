@@ -8,8 +8,8 @@ an uninterrupted one whose points end in the same order.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import BaseModel
@@ -25,7 +25,7 @@ from raypipe.stats import finite_or_none, on_pareto_front, ranked
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.tables import COMMAND_ID, Table
 from raypipe.study.loop import Outcome, Source
-from raypipe.study.metric import Metric, metric_of
+from raypipe.study.metric import Metric, cost, metric_of
 from raypipe.study.placement import BuiltPoint, Placement
 from raypipe.study.space import distribution, draw, optuna_study, rounded, sampler_for
 
@@ -63,6 +63,8 @@ class Search(Source):
         self.varied, self.metrics = list(settings.axes), metrics
         self._distributions = {key: distribution(settings.axes[key]) for key in sorted(self.varied)}
         self._rows = {key: dict(row) for key, row in rows.items()}
+        for row in self._rows.values():  # a result is of the command that measures it
+            row.pop(COMMAND_ID.name, None)
         #: of earlier commands; those that failed are tried again
         self._left = [key for key, row in rows.items() if row["status"] != "excluded"]
         plain = settings.model_dump(mode="json", exclude={"trials", "concurrent"})
@@ -144,22 +146,22 @@ class Search(Source):
 
     def _trial(self, row: Row) -> FrozenTrial:
         """Return a proposal as Optuna knows it."""
-        values = json.loads(row["point"])
-        is_running = row["status"] == "running"
-        given: dict[str, Any] = {"state": TrialState.RUNNING if is_running else TrialState.FAIL}
-        if row["status"] == "succeeded":
-            given = {"values": [row["metrics"][metric.name] for metric in self.metrics]}
-        params = {name: values[name] for name in self._distributions}
-        return create_trial(params=params, distributions=self._distributions, **given)
+        states = {"running": TrialState.RUNNING, "succeeded": TrialState.COMPLETE}
+        return create_trial(
+            state=states.get(row["status"], TrialState.FAIL),
+            values=[row["metrics"][m.name] for m in self.metrics if row["metrics"]] or None,
+            params=json.loads(row["point"]),
+            distributions=self._distributions,
+        )
 
     def _rank(self) -> None:
         """Mark the measured points that no other dominates."""
-        known = [row for row in self._rows.values() if row["status"] == "succeeded"]
+        known = [row for row in self._rows.values() if row["metrics"]]
         costs = [
-            [(-1 if m.mode == "max" else 1) * row["metrics"][m.name] for m in self.metrics]
+            [cost(row["metrics"][metric.name], metric.mode) for metric in self.metrics]
             for row in known
         ]
-        for row, is_kept in zip(known, on_pareto_front(costs) if known else (), strict=True):
+        for row, is_kept in zip(known, on_pareto_front(costs), strict=True):
             row["on_front"] = bool(is_kept)
         if len(self.metrics) > 1:
             return
@@ -195,13 +197,11 @@ def search_of(
             axes[key] = axis.model_copy(update={"low": low, "high": high})
     typed = settings.model_copy(update={"axes": axes})
     devices = sum(len(node.gpus) for node in nodes) or sum(node.cpus for node in nodes)
-    at_once = -(-devices // len(list(matrix.all_points())))
+    at_once = math.ceil(devices / len(list(matrix.all_points())))
     concurrent = settings.concurrent or max(1, min(at_once, settings.trials // 4))
 
     def search(ledger: Ledger | None) -> Search:
         rows = {} if ledger is None else dict(ledger.items(Search.table))
-        for key, row in rows.items():  # a result is of the command that measures it
-            rows[key] = {name: row[name] for name in row if name != COMMAND_ID.name}
         return Search(typed, metrics, concurrent, rows, matrix.all_points)
 
     return search
@@ -217,10 +217,10 @@ def probes(settings: SearchSettings, fixed: Point, placement: Placement) -> Iter
         ConfigError: a key that does not exist, or a value that is possible at no point tried.
 
     """
-    draws = [draw(settings.axes, 0, number) for number in range(_TRIES)]
+    draws = [draw(settings.axes, settings.seed, number) for number in range(_TRIES)]
     for key, axis in sorted(settings.axes.items()):
         ends = axis.ends if axis.values is None else axis.values
-        for value in (*ends, draws[0][key], draws[1][key]):
+        for value in (*ends, *(drawn[key] for drawn in draws[:2])):
             errors: list[ConfigError] = []
             for others in ({}, *draws):
                 try:

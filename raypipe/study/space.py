@@ -48,8 +48,7 @@ def draw(axes: Mapping[str, AxisSettings], seed: int, number: int) -> Point:
     found = {}
     for key, axis in axes.items():
         entropy = int.from_bytes(sha256(key.encode()).digest()[:8])
-        own = int(np.random.SeedSequence([seed, number, entropy]).generate_state(1)[0])
-        study = optuna_study(["minimize"], RandomSampler(seed=own))
+        study = optuna_study(["minimize"], RandomSampler(seed=_seed(seed, number, entropy)))
         found[key] = rounded(axis, study.ask({key: distribution(axis)}).params[key])
     return found
 
@@ -80,9 +79,9 @@ def distribution(axis: AxisSettings) -> BaseDistribution:
     if axis.values is not None or (axis.log and axis.step is not None):
         return distributions.CategoricalDistribution(axis.listed or ())
     (low, high), step = axis.ends, axis.step
-    if axis.is_integer and isinstance(step or 1, int):
+    if axis.is_integer and isinstance(step, int | None):
         whole = int(low), int(high)
-        return distributions.IntDistribution(*whole, log=axis.log, step=int(step or 1))
+        return distributions.IntDistribution(*whole, log=axis.log, step=step or 1)
     return distributions.FloatDistribution(float(low), float(high), log=axis.log, step=step)
 
 
@@ -90,7 +89,7 @@ def sampler_for(name: Sampler, seed: int, number: int) -> BaseSampler:
     """Return the sampler of a proposal from the seed of the search and the proposal's number."""
     import optuna
 
-    own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+    own = _seed(seed, number)
     with warnings.catch_warnings():
         # the interface of some may change: the version of Optuna has an upper bound
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -99,6 +98,10 @@ def sampler_for(name: Sampler, seed: int, number: int) -> BaseSampler:
         if name == "gp":
             return optuna.samplers.GPSampler(seed=own)
         return optuna.samplers.RandomSampler(seed=own)
+
+
+def _seed(*parts: int) -> int:
+    return int(np.random.SeedSequence(parts).generate_state(1).item())
 
 
 def seedless(point: Mapping[str, Any]) -> Point:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +21,6 @@ from raypipe.graph.stored_results import is_done
 from raypipe.graph.training_stage import job_of, train, with_cpus
 from raypipe.graph.unit_logs import Failure, first_line
 from raypipe.hardware import Hardware
-from raypipe.scripts.command import ScriptStageSettings
 from raypipe.scripts.experiment import ScriptTask
 from raypipe.stats import finite_or_none
 from raypipe.store import tables as results
@@ -54,14 +55,13 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
             )
     if sweep is None:
         return plain
-    place = next((n for n, stage in enumerate(plain) if stage.name == sweep.stage), None)
-    is_given = place is not None and plain[place].training is None
     section = getattr(configuration.settings, sweep.stage, None)
-    if is_given and isinstance(section, TrainStageSettings):
+    untrained = {stage.name for stage in plain if stage.training is None}
+    if sweep.stage in untrained and isinstance(section, TrainStageSettings):
         return plain
     tried, swept = training_stage(plain, sweep.stage, f"{configuration.origin}: sweep.stage")
     sweep = with_metric(configuration, swept)
-    if sweep.kind == "systems":
+    if sweep.is_systems:
         where = f"{configuration.origin}: {sweep.stage}.command"
         check_counts_steps(swept, where, "a systems sweep", ", or kind: quality")
     maker = TrialMaker(configuration, sweep, nodes, swept)
@@ -74,7 +74,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
         context.session.launcher.trials(under_way, context.run_dir)
         under_way.end()
 
-    steps = sweep.steps + sweep.warmup_steps if sweep.kind == "systems" else None
+    steps = f" of {sweep.steps + sweep.warmup_steps} steps" if sweep.is_systems else ""
     number = sweep.samples if sweep.is_searched else len(given)
     stage = Stage(
         SWEEP,
@@ -82,25 +82,28 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
         [*(trial.unit for trial in given), last],
         tried.needs,
         (),
-        f"{number * sweep.measurements} trials" + (f" of {steps} steps" if steps else ""),
+        f"{number * sweep.measurements} trials{steps}",
         on_gpu=tried.on_gpu,
-        alone=sweep.kind == "systems" and maker.device[0] == "cpu",
+        alone=sweep.is_systems and maker.device[0] == "cpu",
     )
-    together = [*plain[:place], stage, *plain[place:]]
-    return [_taking(s, maker) if s.name in takers else s for s in together]
+    plain.insert(plain.index(tried), stage)
+    return [_taking(s, maker) if s.name in takers else s for s in plain]
 
 
 def _last_unit(sweep: SweepSettings, of_trial: Identity, given: Sequence[Trial]) -> Unit:
     """Return the unit that ends a sweep: the verdict on its trials, or its search."""
     literals = {**of_trial.literals, **sweep.model_dump(mode="json", exclude={"concurrent"})}
-    searched, kind = sweep.is_searched, "search" if sweep.is_searched else "verdict"
-    budget = literals.pop("samples") if searched else 1
-    if not searched:
+    if sweep.is_searched:
+        kind, budget = "search-", {"budget": literals.pop("samples"), "budget_key": "sweep.samples"}
+    else:
+        kind, budget = "verdict-", {}
         literals["trials"] = [trial.unit.key for trial in given]
     identity = Identity.of(of_trial.shared, literals, of_trial.needs)
-    key = f"{SWEEP}/{sweep.stage}/{kind}-{identity.fingerprint[:12]}"
-    budget_key = "sweep.samples" if searched else ""
-    return Unit(key, budget=budget, budget_key=budget_key, identity=identity)
+    return Unit(_key(sweep, identity, kind), **budget, identity=identity)
+
+
+def _key(sweep: SweepSettings, identity: Identity, kind: str = "") -> str:
+    return f"{SWEEP}/{sweep.stage}/{kind}{identity.fingerprint[:12]}"
 
 
 def _taking(stage: Stage, maker: TrialMaker) -> Stage:
@@ -118,7 +121,8 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
     rest = without_training(stage)
     own = {**rest.shared[stage.name], "training": decided, "from_sweep": sorted(maker.axes)}
     identity = Identity.of({**rest.shared, stage.name: own}, rest.literals, rest.needs)
-    unit = Unit(stage.name, identity=identity, extents=stage.units[0].extents)
+    (given,) = stage.units
+    unit = Unit(stage.name, identity=identity, extents=given.extents)
 
     def run(context: StageContext) -> None:
         if (row := context.ledger.get("recommendations", stage.name)) is None:
@@ -157,7 +161,7 @@ class Sweep:
         self._declared, self._last = context.session.tables["trials"].columns, last
         #: the error of a metric that trials do not have; no further trial is started then
         self._mistake: UnitError | None = None
-        self._failed: list[UnitError] = []
+        self._failure: UnitError | None = None
         self._all: dict[str, Trial] = {}
         self._waiting: list[Trial] = []
         self._running: dict[str, TrainingJob] = {}
@@ -166,21 +170,20 @@ class Sweep:
         self._numbers: dict[str, int] = {}
         stored = [r for r in context.ledger.rows("trials") if r.get("search") == last.key]
         for row in sorted(stored, key=lambda row: row["number"]):
-            if (trial := maker.trial(row["point"])) is not None:
-                self._numbers[trial.unit.key] = row["number"]
-                self._add(trial)
+            trial = maker.any_trial(row["point"])
+            self._numbers[trial.unit.key] = row["number"]
+            self._add(trial)
         self._asked = 1 + max(self._numbers.values(), default=-1)
         for trial in given:
             self._add(trial)
         total = self.settings.samples if self.settings.is_searched else len(given)
-        done = len(self._all) - len(self._waiting)
-        context.begin(total * self.settings.measurements, done)
+        context.begin(total * self.settings.measurements, self._done)
 
     @property
     def steps(self) -> int:
         """The optimizer steps of the swept training."""
-        run_dir = self._context.run_dir
-        return job_of(self._context, self._last, self._maker.swept, run_dir).steps
+        context = self._context
+        return job_of(context, self._last, self._maker.swept, context.run_dir).steps
 
     @property
     def is_over(self) -> bool:
@@ -200,7 +203,7 @@ class Sweep:
                 job = self._running[trial.unit.key] = self._job(trial)
                 return job
             if trial.repeats is None:
-                job = self._job(replace(trial, attempt=0))
+                job = self._job(trial._replace(attempt=0))
                 self._record(trial, job, "skipped", {"reason": reason})
                 self._say(trial, f"skipped: {reason}")
         return None
@@ -225,10 +228,10 @@ class Sweep:
         failure = Failure(trial_id, job.attempt, outcome.kind, *about, shown=not finished)
         self._context.fail(failure)
         if again:
-            self._waiting.insert(0, replace(trial, attempt=job.attempt + 1))
+            self._waiting.insert(0, trial._replace(attempt=job.attempt + 1))
             return
         if not finished:
-            self._failed.append(outcome)
+            self._failure = self._failure or outcome
         reason = {"reason": first_line(outcome.message)}
         self._record(trial, job, outcome.status, reason, finished=finished)
         self._say(trial, f"{outcome.kind}: {first_line(outcome.message)}")
@@ -241,13 +244,13 @@ class Sweep:
         if not logged.keys() <= known.keys():
             merged = [row for _, row in sorted({**logged, **known}.items())]
             results.write_table(job.run_dir, job.steps_table, merged, job.run_id, trial_id)
-        row = logged[max(logged)] if logged else {}
+        # a scheduler decides when a step is reported, so that there is one
+        row = logged[max(logged)]
         seen = {key: value for key, value in row.items() if key.startswith("eval_")}
-        seen |= {"steps": row.get("step"), "loss_final": row.get("loss")}
-        name = self.settings.scheduler.name if self.settings.scheduler else "the scheduler"
-        reason = f"stopped early by {name}"
+        seen |= {"steps": row["step"], "loss_final": row.get("loss")}
+        reason = f"stopped early by {self.settings.scheduler_name}"
         self._record(trial, job, "interrupted", {**seen, "reason": reason})
-        self._say(trial, f"{reason} after {row.get('step', 0)} steps")
+        self._say(trial, f"{reason} after {row['step']} steps")
 
     def end(self) -> None:
         """Write the results of the sweep: differences from fp32, and the recommendation.
@@ -276,8 +279,8 @@ class Sweep:
             }
             context.ledger.put("recommendations", {settings.stage: row})
             context.say(f"recommended: {shown(values)}")
-        if self._failed:
-            raise self._failed[0]
+        if self._failure is not None:
+            raise self._failure
         context.finish(self._last)
 
     def _with_batch(self, point: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
@@ -286,9 +289,10 @@ class Sweep:
         They are those asked for: `--local` runs all in one worker, with more accumulation.
         """
         asked, section = trial.training.settings.training, f"{self.settings.stage}.training"
-        sizes = {f"{section}.{key}": size for key in KEYS if (size := getattr(asked, key))}
-        keys = {f"{section}.{key}" for key in KEYS}
-        return {**point, **(sizes if keys & point.keys() else {})}
+        sizes = {f"{section}.{key}": getattr(asked, key) for key in KEYS}
+        if sizes.keys().isdisjoint(point):
+            return dict(point)
+        return {**point, **{key: size for key, size in sizes.items() if size}}
 
     def _compared_with_fp32(self) -> dict[str, Row]:
         """Return the trials' rows, with the relative difference of their losses to fp32 (parity).
@@ -300,24 +304,32 @@ class Sweep:
         losses: dict[str, Any] = {}
         exact: dict[str, Any] = {}
         for key, row in rows.items():
-            if row["status"] == "succeeded":
+            if self._succeeded(key):
                 steps = results.read_table(self._context.run_dir, "steps", key)
                 losses[key] = steps.set_index("step")["loss"].astype(float)
                 if row["precision"] == "fp32":
                     exact[self._all[key].but("precision")] = losses.pop(key)
-        largest: dict[str, float] = {}
+        parities = defaultdict[str, list[float]](list)
         for key, loss in losses.items():
             if (reference := exact.get(self._all[key].but("precision"))) is not None:
                 parity = float(np.linalg.norm(loss - reference) / np.linalg.norm(reference))
-                rows[key]["parity"], precision = parity, rows[key]["precision"]
-                largest[precision] = max(parity, largest.get(precision, 0.0))
+                rows[key]["parity"] = parity
+                parities[rows[key]["precision"]].append(parity)
         for key in losses:
-            rows[key].setdefault("parity", largest.get(rows[key]["precision"]))
+            rows[key].setdefault("parity", max(parities[rows[key]["precision"]], default=None))
         return rows
 
     def _row(self, key: str) -> Row:
         """Return the row of a trial; empty if none is stored."""
         return self._context.ledger.get("trials", key) or {}
+
+    def _succeeded(self, key: str) -> bool:
+        return self._row(key).get("status") == "succeeded"
+
+    @property
+    def _done(self) -> int:
+        """The number of trials that have ended."""
+        return len(self._all) - len(self._waiting) - len(self._running)
 
     @property
     def _is_searching(self) -> bool:
@@ -339,10 +351,11 @@ class Sweep:
             self._propose(propose)
         if not self._waiting:
             return None
-        running = [self._all[key].measurement for key in self._running]
-        if self._waiting[0].measurement > min(running, default=self._waiting[0].measurement):
+        trial, *rest = self._waiting
+        if any(self._all[key].measurement < trial.measurement for key in self._running):
             return None  # a point that fails is not measured again
-        return self._waiting.pop(0)
+        self._waiting = rest
+        return trial
 
     def _propose(self, propose: Callable[..., Point]) -> None:
         """Add the next proposal, unless the constraints rule it out or it is not a new point."""
@@ -359,8 +372,8 @@ class Sweep:
         """Return why a trial cannot run: the hardware, or less was too much; empty if it can."""
         if trial.repeats is not None:
             earlier = (f"{trial.repeats}-{number}" for number in range(2, trial.measurement))
-            rows = map(self._row, (trial.repeats, *earlier))
-            return "" if all(r.get("status") == "succeeded" for r in rows) else "it failed before"
+            is_sound = all(map(self._succeeded, (trial.repeats, *earlier)))
+            return "" if is_sound else "it failed before"
         if trial.lacks:
             return trial.lacks
         for other in filter(trial.needs_more_than, self._all.values()):
@@ -370,7 +383,7 @@ class Sweep:
 
     def _job(self, trial: Trial) -> TrainingJob:
         job = job_of(self._context, trial.unit, trial.training, self._context.run_dir)
-        job = replace(job, attempt=trial.attempt, measured=self.settings.kind == "systems")
+        job = replace(job, attempt=trial.attempt, measured=self.settings.is_systems)
         return with_cpus(self._context, job) if job.measured else job
 
     def _record(
@@ -393,8 +406,8 @@ class Sweep:
 
     def _remember(self, trial: Trial) -> None:
         """Take the metric from a trial that succeeded, unless it is known."""
-        row = self._row(trial.unit.key)
-        if row.get("status") == "succeeded":
+        if self._succeeded(trial.unit.key):
+            row = self._row(trial.unit.key)
             try:
                 self.settings = with_metric_of(self.settings, row, self._declared)
             except UnitError as error:
@@ -404,11 +417,10 @@ class Sweep:
         row = self._row(trial.unit.key)
         note = "settings changed, " if row.get("settings_history") else ""
         self._context.say(f"{shown(row.get('point') or trial.point)}: {note}{text}")
-        self._context.advance(len(self._all) - len(self._waiting) - len(self._running))
+        self._context.advance(self._done)
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """A point of a sweep as a training run.
 
     ``lacks`` says why this hardware cannot run the trial; empty if it can. ``repeats`` is the key
@@ -426,14 +438,13 @@ class Trial:
     def needs_more_than(self, other: Trial) -> bool:
         """Whether the trial is another one with a larger micro-batch, and certainly needs more."""
         keeps_less = self.accumulation == 1 < other.accumulation  # no sum of gradients
-        if keeps_less or self.micro_batch <= other.micro_batch:
-            return False
-        return self.but("micro_batch") == other.but("micro_batch")
+        is_larger = self.micro_batch > other.micro_batch and not keeps_less
+        return is_larger and self.but("micro_batch") == other.but("micro_batch")
 
     def again(self, number: int) -> Trial:
         """Return the trial that measures this one again, as the given number."""
         unit = Unit(f"{self.unit.key}-{number}", identity=self.unit.identity)
-        return replace(self, unit=unit, repeats=self.unit.key, measurement=number)
+        return self._replace(unit=unit, repeats=self.unit.key, measurement=number)
 
     def but(self, setting: str) -> str:
         """Return the text of the point without a setting of the training."""
@@ -449,6 +460,18 @@ class Trial:
     def accumulation(self) -> int:
         """Forward passes per worker per optimizer step."""
         return self.training.settings.training.accumulation or 1
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a step has the effective batch: raypipe's own loop shortens micro-batches for it.
+
+        A script that receives the micro-batch and the accumulation takes their product.
+        """
+        settings, task = self.training.settings, self.training.task(None)
+        if not isinstance(task, ScriptTask) or "effective_batch" in task.used:
+            return True
+        product = self.micro_batch * self.accumulation * settings.scaling.worker_count
+        return product == settings.training.effective_batch
 
 
 @dataclass(frozen=True)
@@ -490,27 +513,30 @@ class TrialMaker:
 
     def trial(self, point: Point) -> Trial | None:
         """Return the trial of a point by full keys; None if the constraints rule it out."""
-        stage, sweep, origin = self.sweep.stage, self.sweep, f"{self.configuration.origin}: sweep"
-        effective = sweep.constraints.effective_batch
-        values: dict[str, Any] = {**point, f"{stage}.from_sweep": False}
-        if effective is not None:
-            values[f"{stage}.training.effective_batch"] = effective
-        if sweep.kind == "systems":
-            values[f"{stage}.training.steps"] = sweep.warmup_steps + sweep.steps
-            values[f"{stage}.training.log_every"] = sweep.warmup_steps
+        is_free = self.sweep.constraints.effective_batch is None
         try:
-            varied = self.configuration.with_values(values, f"{origin}.axes")
+            trial = self.any_trial(point)
         except BatchConflict:
-            if effective is None:
+            if is_free:
                 raise
             return None
+        return trial if is_free or trial.is_exact else None
+
+    def any_trial(self, point: Point) -> Trial:
+        """Return the trial of a point by full keys. Raises ConfigError."""
+        stage, sweep, values = self.sweep.stage, self.sweep, dict(point)
+        if sweep.constraints.effective_batch is not None:
+            values[f"{stage}.training.effective_batch"] = sweep.constraints.effective_batch
+        if sweep.is_systems:
+            values[f"{stage}.training.steps"] = sweep.warmup_steps + sweep.steps
+            values[f"{stage}.training.log_every"] = sweep.warmup_steps
+        origin = f"{self.configuration.origin}: sweep.axes"
+        varied = self.configuration.with_values(values, origin)
         swept, training = training_stage(varied.stages(), stage, "sweep.stage")
-        if effective is not None and not _is_exact(training):
-            return None
         identity = self.identity(swept, training)
-        unit = Unit(f"sweep/{stage}/{identity.fingerprint[:12]}", identity=identity)
         lacks = obstacle(stage, training.settings, self.nodes)
-        return Trial(unit, point, training, "" if lacks is None else lacks.reason)
+        unit = Unit(_key(sweep, identity), identity=identity)
+        return Trial(unit, point, training, lacks.reason if lacks else "")
 
     @property
     def axes(self) -> dict[str, AxisSettings]:
@@ -522,12 +548,12 @@ class TrialMaker:
         }
 
     @property
-    def device(self) -> tuple[str, int | None]:
-        """The name and the memory in bytes of the smallest GPU; ("cpu", None) without one."""
+    def device(self) -> tuple[str, float]:
+        """The name and the memory in bytes of the smallest GPU; ("cpu", inf) without one."""
         section = getattr(self.configuration.settings, self.sweep.stage)
         gpus = [gpu for node in self.nodes for gpu in node.gpus]
         if not gpus or section.scaling.gpus_per_worker == 0:
-            return "cpu", None
+            return "cpu", math.inf
         smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
         return smallest.name, smallest.memory_bytes
 
@@ -545,19 +571,19 @@ class TrialMaker:
             ended = {"scheduler", "metric", "mode"}
             literals["sweep"] = sweep.model_dump(mode="json", include=ended)
         of_stage = without_training(swept)
-        if extents := swept.units[0].extents:  # other trainings that it needs
-            literals["extents"] = extents
+        (unit,) = swept.units
+        if unit.extents:  # other trainings that it needs
+            literals["extents"] = unit.extents
         return Identity.of(of_stage.shared, {**of_stage.literals, **literals}, of_stage.needs)
 
 
 def without_training(stage: Stage) -> Identity:
     """Return the identity of a training stage without its own `training` settings."""
-    identity = stage.units[0].composed
-    own = {
-        name: value
-        for name, value in identity.shared.get(stage.name, {}).items()
-        if name not in ("training", "from_sweep")
-    }
+    (unit,) = stage.units
+    identity = unit.composed
+    own = dict(identity.shared.get(stage.name, {}))
+    for name in ("training", "from_sweep"):
+        own.pop(name, None)
     return Identity.of({**identity.shared, stage.name: own}, identity.literals, identity.needs)
 
 
@@ -568,7 +594,7 @@ def check_counts_steps(training: Training, where: str, what: str, instead: str =
         ConfigError: it does; ``where`` is the stage, ``what`` measures it, ``instead`` is advice.
 
     """
-    task = training.task(None) if isinstance(training.settings, ScriptStageSettings) else None
+    task = training.task(None)
     if isinstance(task, ScriptTask) and "epochs" in task.used:
         raise ConfigError(
             f"{where}: the script receives {{epochs}}, and {what} counts steps; use {{steps}}"
@@ -576,25 +602,9 @@ def check_counts_steps(training: Training, where: str, what: str, instead: str =
         )
 
 
-def _is_exact(training: Training) -> bool:
-    """Whether a step has the effective batch: raypipe's own loop shortens micro-batches for it.
-
-    A script that receives the micro-batch and the accumulation takes their product.
-    """
-    if not isinstance(training.settings, ScriptStageSettings):
-        return True
-    task, sizes = training.task(None), training.settings.training
-    if isinstance(task, ScriptTask) and "effective_batch" in task.used:
-        return True
-    product = (sizes.micro_batch or 1) * (sizes.accumulation or 1)
-    return product * training.settings.scaling.worker_count == sizes.effective_batch
-
-
 def training_stage(stages: Sequence[Stage], name: str, where: str) -> tuple[Stage, Training]:
     """Return the training stage named at ``where``, and its training. Raises ConfigError."""
-    trained = {
-        stage.name: (stage, stage.training) for stage in stages if stage.training is not None
-    }
+    trained = {s.name: (s, s.training) for s in stages if s.training is not None}
     if name not in trained:
         raise ConfigError(
             f"{where} = {name!r}: must be a training stage of the experiment "

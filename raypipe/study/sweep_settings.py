@@ -46,11 +46,6 @@ class SchedulerSettings(Settings):
     """Whether pbt compares trials at the same step only, and waits for the slowest."""
 
     @property
-    def is_population(self) -> bool:
-        """Whether settings change while a trial runs."""
-        return self.name == "pbt"
-
-    @property
     def options(self) -> dict[str, Any]:
         """The given options."""
         return self.model_dump(exclude={"name"}, exclude_none=True)
@@ -118,20 +113,35 @@ class SweepSettings(AxesSettings):
     @property
     def metric_name(self) -> str:
         """The column that a sweep optimizes; empty if its first trial decides."""
-        return self.metric or ("samples_per_s" if self.kind == "systems" else "")
+        return self.metric or ("samples_per_s" if self.is_systems else "")
+
+    @property
+    def is_systems(self) -> bool:
+        """Whether it measures a few steps of each point."""
+        return self.kind == "systems"
 
     @property
     def measurements(self) -> int:
         """How often each point is measured: more than once only if its metric then differs."""
         from raypipe.report.results import REPEATED  # with pandas, which is slow to import
 
-        differs = self.kind == "systems" and self.metric_name in REPEATED
+        differs = self.is_systems and self.metric_name in REPEATED
         return self.repeats if differs else 1
+
+    @property
+    def scheduler_name(self) -> str:
+        """The name of the scheduler; empty without one."""
+        return self.scheduler.name if self.scheduler else ""
+
+    @property
+    def is_population(self) -> bool:
+        """Whether settings change while a trial runs."""
+        return self.scheduler_name == "pbt"
 
     @property
     def pauses(self) -> bool:
         """Whether its scheduler pauses trials, and continues them from checkpoints."""
-        return self.scheduler is not None and self.scheduler.name in ("pbt", "hyperband")
+        return self.scheduler_name in ("pbt", "hyperband")
 
     @property
     def is_searched(self) -> bool:
@@ -151,7 +161,7 @@ class SweepSettings(AxesSettings):
             raise ValueError(f"mode = {self.mode}: of which metric? give metric, too")
         if self.further_metrics and self.search != "optuna":
             raise ValueError("further_metrics: are for search = optuna")
-        name = self.scheduler.name if self.scheduler is not None else ""
+        name = self.scheduler_name
         if self.pauses and self.is_searched:
             raise ValueError(
                 f"scheduler = {name}: needs all trials at its start; take search = random"
@@ -161,9 +171,9 @@ class SweepSettings(AxesSettings):
                 f"concurrent = {self.concurrent}: {name} starts all trials, and Tune runs as many "
                 "at the same time as fit; leave it out"
             )
-        if self.kind == "systems" and name:
+        if self.is_systems and name:
             raise ValueError(f"scheduler = {name}: is for kind = quality")
-        if self.kind == "systems" and self.metric_name.startswith("eval_"):
+        if self.is_systems and self.metric_name.startswith("eval_"):
             raise ValueError(
                 f"metric = {self.metric}: a trial of kind = systems is not evaluated; take "
                 "kind = quality"

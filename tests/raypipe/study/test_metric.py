@@ -27,8 +27,9 @@ BOTH = [frozenset({"base", "a=1"}), frozenset({"base", "a=2"})]
 def test_the_value_of_a_metric_is_the_mean_over_points(case: dict[str, Any], run: Any) -> None:
     ledger = Ledger(run)
     ledger.put("measures", {str(place): row for place, row in enumerate(case["rows"])})
-    found = Metric("measures", "f1", case.get("where", {})).measure(ledger, BOTH)
-    assert found == pytest.approx(case["value"], nan_ok=True)
+    metric = Metric("measures", "f1", case.get("where", {}))
+    assert metric.measure(ledger, BOTH) == pytest.approx(case["value"], nan_ok=True)
+    assert "lacks" not in case or metric.lacking(ledger) == case["lacks"]
 
 
 # the metric of a sweep

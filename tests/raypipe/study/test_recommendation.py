@@ -15,6 +15,10 @@ from raypipe.study.recommendation import peak_bytes, recommend, snippet
 from tests.scenario import cases
 
 GIB = 2**30
+TRIED = {
+    (32, 400): [1, 2, 4, 8, 16, 32, 64, 48, 40, 36, 34],
+    (1000, 5000): [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 768, 896, 960, 992],
+}
 
 
 def trial(name: str, value: float | None, *, micro: int = 8, **given: Any) -> dict[str, Any]:
@@ -42,7 +46,7 @@ def test_what_is_recommended_and_why(case: dict[str, Any]) -> None:
         assert [each for each in case.get("says", ()) if each not in text] == []
         assert "lacks" not in case or case["lacks"] not in text
         if not isinstance(found, str):
-            given = vars(found) | {"trial": found.trial["trial_id"].removeprefix("sweep/t/")}
+            given = found._asdict() | {"trial": found.trial["trial_id"].removeprefix("sweep/t/")}
             assert {name: given[name] for name in case["gives"]} == case["gives"]
 
 
@@ -56,7 +60,7 @@ def test_a_snippet_is_what_a_configuration_has(value) -> None:
     }
     comments = [line for line in text.splitlines() if line.startswith("#")]
     assert len(comments) == 2
-    assert max(map(len, comments)) <= 88
+    assert max(map(len, comments)) <= 70
     assert snippet({}, "") == "{}\n"
 
 
@@ -67,7 +71,8 @@ def test_the_peak_is_that_of_the_gpu_or_on_a_cpu_of_the_host() -> None:
     assert peak_bytes({**row, "device": "cpu"}) == 7
 
 
-@example(limit=5, most=16)
+@example(limit=32, most=400)
+@example(limit=1000, most=5000)
 @given(limit=st.integers(0, 5000), most=st.integers(1, 5000))
 def test_fit_finds_the_largest_that_fits(limit: int, most: int) -> None:
     tried: list[int] = []
@@ -79,8 +84,7 @@ def test_fit_finds_the_largest_that_fits(limit: int, most: int) -> None:
     assert all(1 <= size <= most for size in tried)
     assert best == most if limit >= most else limit - max(1, limit / 16) <= best <= limit
     assert (best == 0) == (limit == 0)
-    if (limit, most) == (5, 16):
-        assert tried == [1, 2, 4, 8, 6, 5]
+    assert tried == TRIED.get((limit, most), tried)
 
 
 @pytest.mark.parametrize(
@@ -90,4 +94,4 @@ def test_the_margin_is_left_free_beside_what_others_hold(own, of_all, fits) -> N
     """Others are the context, buffers of NCCL and other processes."""
     row = {"gpu_peak_bytes": own * GIB, "gpu_memory_used_peak_bytes": of_all * GIB}
     assert leaves_margin(row, 10 * GIB) == fits
-    assert leaves_margin(row, None)
+    assert leaves_margin(row, math.inf)

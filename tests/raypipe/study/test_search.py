@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raypipe.commands import configuration as config
+from raypipe.commands.plan import work_of
 from raypipe.config.matrix import SearchSettings
 from raypipe.graph import runner
+from raypipe.hardware import Gpu, Hardware
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Table, write_table
 from raypipe.study.loop import Outcome
@@ -20,6 +23,7 @@ from raypipe.study.metric import Metric
 from raypipe.study.search import Search
 from tests.command import raypipe
 from tests.raypipe.examples.hills import SEARCH, edit, killed, ran, run, table
+from tests.scenario import cases
 
 VALUE, SIZE = "measures.value (judge)", "measures.size (fit)"
 
@@ -117,6 +121,14 @@ def test_repetitions_and_fixed_axes_are_averaged():
         assert (len(own), own["value"].mean()) == (4, pytest.approx(value))
 
 
+@pytest.mark.parametrize(("cards", "keys", "most"), cases(__file__, "at_once"))
+def test_as_many_points_run_at_once_as_there_are_devices(cards, keys, most):
+    node = Hardware("here", 8, 2**35, (Gpu(0, "GPU-1", "Card", 2**33, "9.0"),) * cards)
+    document, given = config.parse(SEARCH, "hill.yaml"), ("matrix.search.concurrent=null", *keys)
+    graph = work_of(config.resolve(document, given, "auto", [node]), (), [node]).graph
+    assert len(graph.source(None).ask()) == most
+
+
 # the source of proposals alone
 
 LOSS, SIZES = Metric("measures", "loss", {}), Metric("measures", "size", {}, "max")
@@ -128,8 +140,7 @@ def drive(rows: dict[str, Any] | None = None, steps: int = 10**6, **given: Any) 
     ranges = {"a": {"low": 0.0, "high": 1.0}, "b": {"low": 1, "high": 64, "log": True}}
     plain = {"axes": ranges, "metrics": [{"metric": "measures.loss"}], "trials": 20}
     section = SearchSettings.model_validate({**plain, **given})
-    several = len(section.metrics) > 1
-    metrics = [LOSS, SIZES] if several else [LOSS]
+    metrics = [LOSS, SIZES][: len(section.metrics)]
     search = Search(section, metrics, section.concurrent or 3, rows or {})
     running = search.ask()
     while running and steps:
