@@ -50,7 +50,7 @@ def sums(name: str, size: int) -> Tensor:
     torch.manual_seed(0)
     model = task.build_model().double()
     batches = loader.batches(
-        task, [phase], TrainStageSettings(), BatchPlan(size, 8 // size, 8, 1), WORKER
+        task, [phase], TrainStageSettings(), BatchPlan(size, 8 // size, 8, 1), WORKER, 0
     )
     values: dict[str, float] = {}
     for batch in islice(batches, 8 // size):

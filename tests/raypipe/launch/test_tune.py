@@ -239,7 +239,7 @@ def test_trials_run_at_the_same_time_where_they_do_not_disturb_each_other(
     monkeypatch.setattr("raypipe.study.sweep.job_of", lambda *_: job)
     session = Namespace(nodes=[Namespace(cpus=16)], launcher=Namespace(concurrent=True))
     context = Namespace(session=session, beside=lambda: "ab", run_dir=run)
-    kind = Namespace(kind="systems" if measured else "quality")
+    kind = Namespace(is_systems=measured)
     trial: Any = Namespace(unit=None, training=None, attempt=1)
     sized = Sweep._job(cast("Sweep", Namespace(_context=context, settings=kind)), trial)
     assert launched._slots(sized) == slots
