@@ -717,7 +717,7 @@ def step_lines(
     names = (each, "trial_id", "rank", "attempt")
     several = dict.fromkeys(name for name in names if name in rows)
     drawn = []
-    for (of, *_), own in rows.groupby(list(several), sort=False):
+    for (of, *_), own in rows.groupby(list(several)):
         raw = as_numbers(own[column])
         window = 1 if column.startswith(PREFIX) else max(1, len(raw) // 30) | 1
         smooth = raw.rolling(window, center=True, min_periods=1).median()
