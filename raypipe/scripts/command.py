@@ -230,10 +230,13 @@ def script_of(command: str, directory: Path) -> str | None:
     """Return the script that a command names, relative to the directory if it is below it.
 
     It is the first argument that ends like a script (`.py`, `.sh`), or the program itself if it
-    lies below the directory. None if there is none.
+    lies below the directory. None if there is none, or it is a module there (`-m`).
     """
     parts = shlex.split(command)
-    for part in parts:
+    for before, part in pairwise(["", *parts]):
+        module = directory / part.replace(".", "/")
+        if before == "-m" and (module.is_dir() or module.with_suffix(".py").is_file()):
+            return None
         if Path(part).suffix in (".py", ".sh") and "{" not in part and part[0] != "-":
             return part
     program = directory / parts[0]

@@ -118,7 +118,7 @@ def _table(text: str) -> tuple[list[Record], str]:
     records, rows = list[Record](), csv.reader(io.StringIO(text, newline=""))
     names: list[str] = []
     for cells in rows:
-        if not names or (cells and not numbers(dict(enumerate(cells)))):
+        if not names or (any(cells) and not numbers(dict(enumerate(cells)))):
             names = [cell.strip() for cell in cells]
         elif cells and len(cells) != len(names):
             raise ValueError(
@@ -181,6 +181,7 @@ class ScriptHistory:
         """Read the rows of earlier attempts."""
         stored = tables.read_rows(self._job.run_dir, "steps", self._job.trial_id)
         self.rows, self._restarted = {row["step"]: row for row in stored}, True
+        self._counts_steps = any(row["step"] != row.get("epoch") for row in stored)
 
     def add(self, reading: Reading, at: float | None) -> list[Row]:
         """Take records and return the rows that are new or differ.

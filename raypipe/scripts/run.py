@@ -50,6 +50,8 @@ _LONGEST_LINE, _LONGEST_SHOWN = 1_000_000, 2000
 #: seconds for the rest of the output once all processes have ended
 _END_S = 15.0
 _TRACEBACK = "Traceback (most recent call last)"
+#: torchrun's report of a process that a signal ended, with a status of 1
+_KILLED = re.compile(r"exitcode\s*:\s*-(\d+)")
 _EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*)(?::.*)?")
 #: kinds of exceptions that follow from the name, whatever else is said; the second one is NumPy's
 _NAMED: dict[str, FailureKind] = {
@@ -380,6 +382,8 @@ def failure_of(unit: str, status: int, errors: Sequence[str], micro_batch: int) 
     text, cause = "\n".join(errors), _cause(errors)
     shown = "\n".join(line for line in errors[-_MOST_SHOWN:] if line.strip())
     number, how = -status if status < 0 else status - _BY_SIGNAL, f"exit status {status}"
+    if killed := _KILLED.search(text):
+        number = int(killed[1])
     if is_signal := 0 < number < _SIGNALS:
         how = f"ended by {signal.Signals(number).name}"
         how += " (by the kernel, if memory was short)" if number == signal.SIGKILL else ""

@@ -58,7 +58,9 @@ def test_a_shell_has_values_as_arguments(text):
 
 
 def test_the_script_of_a_command(tmp_path):
-    (tmp_path / "program").touch()
+    (tmp_path / "pack").mkdir()
+    for name in ("program", "train.py", "pack/train.py"):
+        (tmp_path / name).touch()
     for text, script in cases(__file__, "programs").items():
         assert command.script_of(text, tmp_path) == script
 
