@@ -91,6 +91,10 @@ class CallFiles:
         run.delete(place)
         if run.is_local:
             for path in (*here.rglob("*"), here):
+                target = path.resolve()
+                if path.is_symlink() and target.is_relative_to(here.resolve()):  # which moves
+                    path.unlink()
+                    path.symlink_to(os.path.relpath(target, path.parent.resolve()))
                 if path.is_file() or path.is_dir():
                     sync(path)
             here.rename(place)
