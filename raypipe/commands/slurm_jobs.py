@@ -135,10 +135,10 @@ def cancel(run: RunDirectory) -> str:
     pid, host = found.details.pid, found.details.host
     if found.status != "running":
         raise ConfigError(f"{run.shown}: does not run; its status is {found.status}")
-    if host != platform.node():
+    if host != platform.node() or not run.is_local:
         raise ConfigError(
-            f"{run.shown}: runs on {host or 'another machine'} as process {pid}; call raypipe "
-            "cancel there, and end a job of a Ray cluster by ray job stop"
+            f"{run.shown}: runs on {host or 'another machine'} as process {pid}; end it there "
+            f"by kill {pid}, and a job of a Ray cluster by ray job stop"
         )
     with suppress(psutil.Error):  # it has just ended, or is another user's
         process = psutil.Process(pid)

@@ -23,10 +23,10 @@ from rich.text import Text
 
 from raypipe.redaction import printable, without_credentials
 from raypipe.store.run_directory import BASE
-from raypipe.store.tables import COMMAND_ID, RUN_ID, better
+from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT, better
 
-#: columns whose values say nothing to a reader, and values that say nothing if all are like them
-_HIDDEN, _NOTHING = (RUN_ID.name, COMMAND_ID.name), {"", BASE}
+#: columns whose values say nothing to a reader
+_HIDDEN = (RUN_ID.name, COMMAND_ID.name)
 #: characters between columns, and of a cell above which its column needs to be asked for
 _GAP, _LONGEST = 2, 240
 
@@ -71,7 +71,8 @@ def view(
         return f"(no rows; columns: {', '.join(values)})"
     cells = {name: [*map(cell, column)] for name, column in values.items()}
     if not whole:  # else without columns that say nothing
-        known = [n for n in cells if n not in _HIDDEN and {*cells[n]} - _NOTHING]
+        nothing = {name: {"", BASE} if name == VARIANT.name else {""} for name in cells}
+        known = [n for n in cells if n not in _HIDDEN and {*cells[n]} - nothing[n]]
         cells = {name: cells[name] for name in known or [*cells][:1]}
     names, numbers = [*cells], {name for name in cells if _is_number(values[name])}
     widest = {name: max(map(cell_len, (name, *cells[name]))) for name in names}

@@ -225,7 +225,7 @@ def came_out(run: RunResults) -> list[Part]:
         parts.append(tuple(shown))
     parts += run.not_finite
     if not parts and run.declared.core is not None:
-        parts.append("No table has a number.")
+        parts.append("No declared table has a number.")
     return parts
 
 

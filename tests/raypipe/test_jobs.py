@@ -95,7 +95,7 @@ def test_the_process_of_a_run_is_ended_and_no_other(folder):
     until(lambda: run.exists(run.status) and is_held(run), "the run goes on")
     found = RunStatus.parse(run.read(run.status))
     for other, message in (
-        ({"host": "n7", "pid": 3}, "runs on n7 as process 3; call raypipe cancel there"),
+        ({"host": "n7", "pid": 3}, "runs on n7 as process 3; end it there by kill 3,"),
         ({"host": platform.node(), "pid": os.getpid()}, "does not write it"),
     ):
         write_status(run, "running", **other)

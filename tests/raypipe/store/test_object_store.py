@@ -146,6 +146,6 @@ def test_the_local_page_shows_runs_in_a_bucket(work, server, uri):
     page = client.get(f"/run/{key}").text
     assert "succeeded" in page
     assert "squares/2" in page
-    assert client.get(f"/run/{key}/report/index.html").status_code == 200
+    assert client.get(f"/run/{key}/report").status_code == 200
     assert client.get(f"/run/{key}/report/../config.yaml").status_code == 404
     assert SECRET not in table + page
