@@ -400,7 +400,8 @@ def left(estimate: Estimate | None, elapsed: float, part: float) -> Estimate | N
 
     Once enough of it is done, its own rate counts.
     """
-    own = elapsed * (1 - part) / part if part >= _FEWEST else None
+    # a script may go on after the steps that it was asked for
+    own = elapsed * max(0.0, 1 - part) / part if part >= _FEWEST else None
     if estimate is None or not estimate.seconds:
         return estimate if own is None else Estimate(own)
     rest = max(0.0, estimate.seconds - elapsed) if own is None else own
@@ -441,11 +442,11 @@ def _work(stage: Stage, units: Sequence[Unit]) -> int:
     """Return the size of units: samples or epochs of a training, otherwise their budgets."""
     if isinstance(units, Units):  # there may be a million, each with a budget of one
         return len(units)
-    work = sum(unit.budget for unit in units)
-    trained = stage.training.settings.training if stage.training is not None else None
-    if trained is not None and trained.length_in == "steps" and trained.effective_batch:
-        work *= trained.effective_batch
-    return work
+    if stage.training is None:
+        return sum(unit.budget for unit in units)
+    trained = stage.training.settings.training  # which a unit of a sweep's winner leaves out
+    samples = trained.effective_batch if trained.length_in == "steps" else None
+    return len(units) * trained.length * (samples or 1)
 
 
 def _estimate(stored: Mapping[str, Any], amount: int) -> Estimate | None:

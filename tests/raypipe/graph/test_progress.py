@@ -161,8 +161,8 @@ def test_time_is_the_median_rate_times_the_work_that_is_left():
 def test_the_work_of_a_training_is_its_samples_or_its_epochs(measured, asked, factor):
     def training(**given):
         settings = TrainStageSettings(training=TrainingSettings(**given))
-        made = stage("train", budgets=(settings.training.length,))
-        return replace(made, training=Training(settings, lambda settings, run_dir: None))
+        training = Training(settings, lambda settings, run_dir: None)
+        return replace(stage("train"), training=training)
 
     durations, before, after = Durations([HERE]), training(**measured), training(**asked)
     durations.remember(before, before.units, Estimate(10.0))
