@@ -21,6 +21,7 @@ from raypipe.graph.stored_results import is_done
 from raypipe.graph.training_stage import job_of, train, with_cpus
 from raypipe.graph.unit_logs import Failure, first_line
 from raypipe.hardware import Hardware
+from raypipe.scripts.command import ScriptStageSettings
 from raypipe.scripts.experiment import ScriptTask
 from raypipe.stats import finite_or_none
 from raypipe.store import tables as results
@@ -467,8 +468,11 @@ class Trial(NamedTuple):
 
         A script that receives the micro-batch and the accumulation takes their product.
         """
-        settings, task = self.training.settings, self.training.task(None)
-        if not isinstance(task, ScriptTask) or "effective_batch" in task.used:
+        settings = self.training.settings
+        if not isinstance(settings, ScriptStageSettings):
+            return True  # without its task, which may load data
+        task = self.training.task(None)
+        if isinstance(task, ScriptTask) and "effective_batch" in task.used:
             return True
         product = self.micro_batch * self.accumulation * settings.scaling.worker_count
         return product == settings.training.effective_batch
