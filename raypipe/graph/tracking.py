@@ -198,8 +198,9 @@ class WandbTrial(_LoggedTrial):
         )
 
     def write(self, step: int, metrics: Metrics) -> None:
-        """Store metrics of a step; W&B ignores steps that it has, as after a restart."""
-        self._run.log(dict(metrics), step=step, commit=True)
+        """Store metrics of a step, unless W&B has it: it would ignore each with a warning."""
+        if step >= self._run.step:
+            self._run.log(dict(metrics), step=step, commit=True)
 
     def end(self, status: str, settings: Parameters, metrics: Metrics) -> None:
         """Write the settings to the run's configuration, and the outcome to its summary."""

@@ -310,6 +310,15 @@ def test_a_failing_tracker_is_given_up_and_the_others_go_on(run, made, caplog):
     assert "pa55" not in warning
 
 
+def test_a_continued_run_sends_no_step_that_wandb_has(monkeypatch):
+    kept = Mock(step=3)
+    monkeypatch.setitem(sys.modules, "wandb", Mock(init=lambda **_: kept))
+    trial = tracking.WandbTrial(Mock(run=Mock(is_local=False), configuration={}), "a")
+    for step in (1, 2, 3):
+        trial.write(step, {"loss": 1.0})
+    kept.log.assert_called_once_with({"loss": 1.0}, step=3, commit=True)
+
+
 def test_an_interrupt_is_not_taken_for_a_failure(run, made):
     with (
         pytest.raises(KeyboardInterrupt),
