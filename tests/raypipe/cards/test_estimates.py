@@ -111,3 +111,9 @@ def test_a_device_is_a_card(reported: str, mebibytes: int, meant: str) -> None:
 def test_the_longest_name_counts(name: str, precision: Precision, tflops: float | None) -> None:
     """And a card whose peak is not known has none."""
     assert peak_flops(name, precision) == (tflops and tflops * 1e12)
+
+
+def test_a_cpu_needs_no_data_sheet() -> None:
+    cards.cache_clear()
+    assert peak_flops("cpu", "fp32") is None
+    assert cards.cache_info().currsize == 0
