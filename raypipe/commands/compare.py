@@ -12,10 +12,10 @@ from raypipe.commands.summary import Summary, summary
 from raypipe.commands.table_view import cell, view
 from raypipe.config.yaml_text import load_yaml
 from raypipe.graph.tracking import flat
-from raypipe.report.results import RunResults
-from raypipe.report.tables import Results, means, point_label
+from raypipe.report.results import RunResults, training_measures
+from raypipe.report.tables import Results, means, plain, point_label
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import ADDED
+from raypipe.store.tables import ADDED, Table
 
 #: columns of the environment that differ between any two runs
 _OWN = (*ADDED, "command", "started_at")
@@ -142,7 +142,7 @@ def _environment(found: Summary) -> dict[str, Any]:
 
 def _measures(runs: Sequence[RunResults]) -> Iterator[dict[str, Any]]:
     """Yield the measures of all tables: those declared, else the real numbers of short tables."""
-    named = [{each.table.name: each for each in (*run.results, *run.trained)} for run in runs]
+    named = [{each.table.name: each for each in (*run.results, *_trainings(run))} for run in runs]
     is_declared = any(
         column.better for run in runs for each in run.results for column in each.shape.numbers
     )
@@ -169,3 +169,14 @@ def _measures(runs: Sequence[RunResults]) -> Iterator[dict[str, Any]]:
             for label, means_of in points.items():
                 named_by = {"table": name, "row": label, "column": column.name}
                 yield {**named_by, "better": column.better, "values": means_of}
+
+
+def _trainings(run: RunResults) -> Iterator[Results]:
+    """Yield the trainings with all of their measures; without any, nothing."""
+    trials = run.tables.get("trials", pd.DataFrame())
+    known = [str(column) for column in trials if trials[column].notna().any()]
+    measures = training_measures(known, run.core("trials").columns, run.monitors)
+    if measures and "trial_id" in known:
+        names = ["trial_id", *(column.name for column in measures)]
+        table = Table("trials", "", tuple(measures), axes=("trial_id",))
+        yield Results(table, plain(trials[names]))

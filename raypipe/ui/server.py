@@ -18,6 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -72,6 +73,8 @@ def application(pages: Pages, token: str, name: str = "localhost") -> Starlette:
     guard = Middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, name])
     if token:
         guard = Middleware(BaseHTTPMiddleware, dispatch=partial(_guarded, token))
+    # a list of 1,000 runs is half a megabyte, and a tunnel may be slow
+    compressed = Middleware(GZipMiddleware, compresslevel=1)
     comparison = partial(_page, lambda r: pages.comparison(r.query_params.getlist("run")))
     return Starlette(
         routes=[
@@ -80,7 +83,7 @@ def application(pages: Pages, token: str, name: str = "localhost") -> Starlette:
             Route("/run/{key}", partial(_page, lambda r: pages.run(r.path_params["key"]))),
             Route("/run/{key}/report", partial(_report, pages)),
         ],
-        middleware=[Middleware(BaseHTTPMiddleware, dispatch=_with_policy), guard],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=_with_policy), guard, compressed],
         exception_handlers={ConfigError: _refused, OSError: _refused},
     )
 
