@@ -105,6 +105,8 @@ def test_losses_are_compared_with_fp32_at_otherwise_the_same_settings(tmp_path, 
     def too_large(self: InlineLauncher, job: TrainingJob, *rest: Any) -> Any:
         if job.settings.training.precision == "fp32" and job.plan.micro_batch == 8:
             raise UnitError(job.trial_id, "out_of_memory", "none left")
+        if job.settings.training.precision == "bf16" and job.attempt == 1:
+            raise UnitError(job.trial_id, "worker_died", "lost")
         return train(self, job, *rest)
 
     monkeypatch.setattr(InlineLauncher, "train", too_large)
@@ -115,6 +117,9 @@ def test_losses_are_compared_with_fp32_at_otherwise_the_same_settings(tmp_path, 
     exact, half = (losses[found.loc[(2, name), "trial_id"]].to_numpy() for name in ("fp32", "bf16"))
     expected = np.linalg.norm(half - exact) / np.linalg.norm(exact)
     assert list(found.xs("bf16", level="precision")["parity"]) == [pytest.approx(expected)] * 2
+    assert found["attempts"].to_dict() == {
+        (2, "bf16"): 2, (2, "fp32"): 1, (8, "bf16"): 2, (8, "fp32"): 1,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", cases(__file__, "refused_sweeps"), ids=str)
