@@ -377,11 +377,13 @@ def _last(key: str) -> str:
 def best_points(results: Results, column: Column) -> list[TableView]:
     """Return the 16 best points by a number, if many.
 
-    Of few rows without repetitions the table itself shows as much.
+    Baselines are left out: each is the same at all points of a matrix. Of few rows without
+    repetitions the table itself shows as much.
     """
-    rows, shape = results.rows, results.shape
+    shape, own = results.shape, results.own.rows
+    rows = results.rows if own.empty else own
     by = [*shape.groups, *shape.axes]
-    if not shape.axes or len(rows) <= (_LEAST_RANKED if shape.seeds else _MOST_LISTED):
+    if not shape.axes or len(results.rows) <= (_LEAST_RANKED if shape.seeds else _MOST_LISTED):
         return []
     found = means(rows, by, column.name, shape.seeds)
     points = found.points.assign(**{column.name: found.mean, "±": found.half})
