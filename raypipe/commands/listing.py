@@ -85,7 +85,7 @@ def cells(found: Sequence[Summary], location: str) -> list[dict[str, str]]:
         if base.is_local:
             rest = path.removeprefix(base.path()).lstrip("/")
             path = "/".join(filter(None, (location.rstrip("/"), rest)))
-        counted = f"{each.details.ended}/{each.details.stages}" if each.details.stages else ""
+        counted = f"{each.details.done}/{each.details.stages}" if each.details.stages else ""
         row = {
             "run": path,
             "experiment": each.details.experiment,

@@ -172,7 +172,7 @@ def _lines(found: Summary) -> Iterator[tuple[str, str]]:
     run, known, environment = found.run, found.details, found.environment
     ledger, command = Ledger(run, writable=False), known.command
     yield "run", run.shown
-    stages = f"{known.ended} of {known.stages} stages" if known.stages else ""
+    stages = f"{known.done} of {known.stages} stages" if known.stages else ""
     message = cell(first_line(known.message))
     yield "status", ", ".join(filter(None, (found.status, stages, found.progress, message)))
     profile = f", profile {known.profile}" if known.profile else ""
@@ -321,7 +321,7 @@ def ending_text(found: Summary) -> str:
     message = without_credentials(first_line(known.message))
     why = f" ({message})" if message else ""
     took = f" after {clock_text(found.duration_s)}" if found.duration_s is not None else ""
-    stages = f"{known.ended} of {known.stages} stages" if known.stages else ""
+    stages = f"{known.done} of {known.stages} stages" if known.stages else ""
     parts = filter(None, (f"{found.status}{why}{took}", stages, found.details.result))
     return ", ".join(parts)
 
@@ -329,7 +329,7 @@ def ending_text(found: Summary) -> str:
 def progress_text(found: Summary) -> str:
     """Return how far a run is, and its running stages, on a line."""
     known = found.details
-    parts = [f"{known.ended} of {known.stages} stages done" if known.stages else "starting"]
+    parts = [f"{known.done} of {known.stages} stages done" if known.stages else "starting"]
     if found.duration_s is not None:
         parts.append(f"{clock_text(found.duration_s)} elapsed")
     stages = []

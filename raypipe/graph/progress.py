@@ -98,6 +98,7 @@ class Display:
         self._estimates: Mapping[str, Estimate | None] = {}
         self._capacity: tuple[float, float]  # of the nodes; known with the stages
         self._ended: set[str] = set()
+        self._failed: set[str] = set()
         self._seen: tuple[str, str] = "", ""
         self._began, self._note = time.monotonic(), ""
         self._next_look = self._began
@@ -160,7 +161,7 @@ class Display:
             ]
             return {
                 "stages": len(self._stages),
-                "ended": len(self._ended),
+                "done": len(self._ended - self._failed),
                 "left": rest,
                 "use": use,
                 "running": tuple(running),
@@ -224,6 +225,8 @@ class Display:
         """Show that a stage ended, and the number that stands for its result."""
         with self._lock:
             self._running.pop(stage, None)
+            if status != "succeeded":
+                self._failed.add(stage)
         text = f"{stage}: {status} in {seconds:.1f} s"
         style = "" if status == "succeeded" else _FAILURE
         self.say(f"{text}, {result}" if result else text, style=style)

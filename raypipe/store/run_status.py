@@ -87,7 +87,7 @@ class RunStatus:
     pid: int = 0
     period_s: _Seconds = 0.0
     stages: int = 0
-    ended: int = 0
+    done: int = 0
     jobs: int = 0
     left: _Text = ""
     use: _Text = ""

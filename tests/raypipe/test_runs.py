@@ -176,11 +176,11 @@ def test_a_table_of_calls_of_an_experiment_may_have_a_column_of_files(tmp_path: 
 def test_a_run_is_followed_until_it_ends(run, capsys, monkeypatch):
     monkeypatch.setattr("raypipe.commands.summary._PERIOD_S", 0.01)
     row = {"stage": "train", "done": 30, "total": 200, "seconds": 2.0, "note": "loss 0.5"}
-    first = status_of("running", stages=3, ended=1, running=(row,), messages=((1, "hello"),))
+    first = status_of("running", stages=3, done=1, running=(row,), messages=((1, "hello"),))
     last = replace(
         first,
         status="succeeded",
-        ended=3,
+        done=3,
         running=(),
         messages=((3, "train: succeeded"),),
         result="accuracy 0.93 (model)",
@@ -216,7 +216,7 @@ def test_a_running_command_reports_its_progress(work, monkeypatch):
     assert (seen[0].stages, seen[0].profile) == (2, "cpu")
     ended = RunStatus.parse(Path("out/status.json").read_bytes())
     assert ended is not None
-    assert (ended.status, ended.ended, ended.commands, ended.running) == ("succeeded", 2, 1, ())
+    assert (ended.status, ended.done, ended.commands, ended.running) == ("succeeded", 2, 1, ())
     assert (ended.earlier_s, ended.jobs, ended.period_s) == (0.0, 0, 0.01)
     assert ended == seen[1]
     assert ended.messages[-1][1].startswith("done: ")

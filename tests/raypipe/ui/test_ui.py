@@ -134,7 +134,7 @@ def test_the_page_of_a_run_has_its_state_failures_output_and_report(client):
 
 def test_a_curve_grows_while_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr("raypipe.ui.pages._SHARE", 1.0)
-    run = write_run(tmp_path, "r", word="running", ended=1, stages=2,
+    run = write_run(tmp_path, "r", word="running", done=1, stages=2,
                     running=({"stage": "fit", "done": 3, "total": 9, "note": "loss 0.25"},),
                     messages=((1, "said by the command"),))  # fmt: skip
     client = client_of(tmp_path)
@@ -390,7 +390,7 @@ def test_a_browser_filters_sorts_follows_and_compares(chromium, folder_of_runs):
         chromium.value("filter.value = 'FIRST toy'; filter.dispatchEvent(new Event('input'))")
         assert len(chromium.value(rows)) == 1
         assert chromium.value("document.getElementById('count').textContent") == "1 of 2 runs"
-        live = write_run(folder_of_runs, "toy/first-again", word="running", ended=0, stages=1,
+        live = write_run(folder_of_runs, "toy/first-again", word="running", done=0, stages=1,
                          running=({"stage": "fit", "done": 1, "total": 9},))  # fmt: skip
         live.append(live.log("fit"), b"line\n" * 300)
         with writing(live, print):
@@ -405,7 +405,7 @@ def test_a_browser_filters_sorts_follows_and_compares(chromium, folder_of_runs):
             drawn = "document.querySelector('#training-runs svg').innerHTML.length"
             before = chromium.value(drawn)
             write_steps(live, 60)
-            write_status(live, word="running", ended=0, stages=1,
+            write_status(live, word="running", done=0, stages=1,
                          running=({"stage": "fit", "done": 5, "total": 9},))  # fmt: skip
             live.append(live.log("fit"), b"a new line\n")
             chromium.until("document.querySelector('progress').value == 5")
