@@ -394,7 +394,7 @@ class Durations:
         return {s: _estimate(stored.get(key, {}), amount) for s, (key, amount) in asked.items()}
 
     def _key(self, stage: Stage) -> str:
-        settings = _without_amounts(next(iter(stage.units)).composed.shared)
+        settings = _without_amounts(stage.units[0].composed.shared)
         return fingerprint([self._machine, stage.name, settings])
 
 

@@ -261,8 +261,7 @@ def _result(context: StageContext, outcome: Row) -> str:
     names = [name for name, value in outcome.items() if isinstance(value, int | float)]
     monitors = monitors_of(context.session.settings.model_dump())
     measures = training_measures(names, context.session.tables["trials"].columns, monitors)
-    first = next(iter(measures), None)
-    return f"{first.name} {outcome[first.name]:.4g}" if first else ""
+    return f"{measures[0].name} {outcome[measures[0].name]:.4g}" if measures else ""
 
 
 def _workers_text(job: TrainingJob, device: str) -> str:

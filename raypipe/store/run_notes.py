@@ -1,4 +1,4 @@
-"""Note and tags of a run: what its user says of it, in a small file beside the status.
+"""Note and tags of a run: what its user says of it, in a small file next to the status.
 
 Nothing is computed from it. A command that runs does not hold it, so it may change meanwhile.
 """

@@ -20,7 +20,7 @@ from raypipe.study.recommendation import peak_bytes
 from raypipe.study.sweep import TrialMaker, check_counts_steps, trainings
 from raypipe.study.sweep_settings import SweepSettings
 
-#: a search ends where the smallest misfit exceeds the largest fit by this part of it
+#: a search ends where the smallest misfit exceeds the largest fit by at most a sixteenth of it
 _PART = 16
 _WARMUP_STEPS, _STEPS = 2, 4
 

@@ -198,9 +198,8 @@ def with_metric_of(
     known += [LOSS.name] if finite_or_none(row.get(LOSS.name)) is not None else []
     measures = training_measures(known, declared, {})
     if sweep.metric is None and measures:
-        first, *_ = measures
-        mode = "max" if first.better == "higher" else "min"
-        sweep = sweep.model_copy(update={"metric": first.name, "mode": mode})
+        mode = "max" if measures[0].better == "higher" else "min"
+        sweep = sweep.model_copy(update={"metric": measures[0].name, "mode": mode})
     numbers = {each.name for each in TRIALS.columns if each.type in ("integer", "real")}
     for column in (sweep.metric or "", *sweep.further_metrics):
         if column not in row and column not in numbers:

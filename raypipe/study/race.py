@@ -195,7 +195,7 @@ class Race(Source):
             if row["status"] in ("dropped", "failed"):
                 mean = "" if row["mean"] is None else f", mean {number_text(row['mean'])}"
                 lines.append(f"race: {self._names[row['place']]} {row['status']}{mean}")
-        *_, last = new
+        last = new[-1]
         left = [row["status"] for row in new].count("contender")
         verdict = self._state.verdict or f"{left} points left"
         lines.append(f"race: round {last['round']}, {last['runs']} seeds: {verdict}")

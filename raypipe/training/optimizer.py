@@ -18,7 +18,7 @@ from raypipe.training import parallel
 from raypipe.training.settings import TrainingSettings
 
 #: entries of a bf16 weight that are updated at a time, in fp32
-_AT_ONCE = 16_777_216
+_AT_ONCE = 2**24
 
 
 def build(
